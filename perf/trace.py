@@ -43,7 +43,7 @@ class RequestTrace:
     """One call and its timings.
 
     `chunk_tokens` are the tokens of each chunk by the server's cumulative usage; None where the server does not
-    give per-chunk counts. Where it is given, its sum is `output_tokens`. `output_tokens` is what the server's usage says.
+    give per-chunk counts. Where it is given, its sum is `output_tokens`, which is what the server's usage says.
     A failed request keeps its times for diagnosis; its tokens count nowhere.
     """
 
@@ -79,3 +79,27 @@ class Round:
     planned_requests: int
     requested_tokens: int
     requests: tuple[RequestTrace, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counters:
+    """Totals since the server's start, in tokens and verify steps; None where the server does not count."""
+
+    generated: int | None = None
+    prompt: int | None = None
+    cached: int | None = None
+    verify_steps: int | None = None
+
+    def since(self, before: "Counters") -> "Counters":
+        """What was counted between two readings."""
+        return Counters(
+            generated=_difference(self.generated, before.generated),
+            prompt=_difference(self.prompt, before.prompt),
+            cached=_difference(self.cached, before.cached),
+            verify_steps=_difference(self.verify_steps, before.verify_steps),
+        )
+
+
+def _difference(now: int | None, before: int | None) -> int | None:
+    """A counter that appears with its first use counted from zero."""
+    return None if now is None else now - (before or 0)

@@ -1,0 +1,131 @@
+"""Stored baselines: raw per-launch samples, one file for each rig, suite and variant, written by promotion only.
+
+A file is valid pytest-benchmark JSON, so that `pytest-benchmark compare` reads it. The sample stands once, in
+`extra_info`; the statistics beside it are computed from it when the file is written and never read.
+"""
+
+import math
+import platform
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from filelock import FileLock, Timeout
+from pydantic import TypeAdapter
+from pytest_benchmark.stats import Stats
+
+from perf.files import FileError, read_json, to_json, write_text
+from perf.sample import SCHEMA, StoredCase, geometric_mean, throughputs
+
+#: Two promotions at once wait for each other; a promotion takes milliseconds.
+LOCK_TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Benchmark:
+    name: str
+    extra_info: StoredCase
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _File:
+    version: Literal["sglang-perf baseline 1"]
+    benchmarks: tuple[_Benchmark, ...]
+
+
+_ADAPTER = TypeAdapter(_File)
+
+
+class Store:
+    """A folder of baselines."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def path(self, rig_id: str, suite: str, variant: str) -> Path:
+        """Where a variant's baselines lie."""
+        return self.folder / rig_id / suite / f"{variant}.json"
+
+    def read(self, rig_id: str, suite: str, variant: str) -> tuple[StoredCase, ...]:
+        """The stored cases of a variant, none where there is no file. Raises FileError for a file that is damaged."""
+        path = self.path(rig_id, suite, variant)
+        if not path.exists():
+            return ()
+        cases = tuple(benchmark.extra_info for benchmark in read_json(path, _ADAPTER, "a baseline file").benchmarks)
+        for case in cases:
+            _believe(case, path)
+        return cases
+
+    def promote(self, rig_id: str, suite: str, variant: str, cases: tuple[StoredCase, ...], *, add: bool) -> Path:
+        """Store `cases`, each in place of what stood for its level, and leave the other levels alone.
+
+        With `add`, launches of a comparable stored case are kept and the new ones join them. Raises FileError.
+        """
+        path = self.path(rig_id, suite, variant)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with FileLock(self.folder / ".lock", timeout=LOCK_TIMEOUT_S):
+                levels = {case.level: case for case in self.read(rig_id, suite, variant)}
+                for case in cases:
+                    levels[case.level] = _succeed(levels.get(case.level), case, add=add)
+                write_text(path, _render(rig_id, suite, variant, [levels[level] for level in sorted(levels)]))
+        except Timeout as error:
+            raise FileError(
+                f"{self.folder / '.lock'}: another promotion holds it for {LOCK_TIMEOUT_S:.0f} s"
+            ) from error
+        except OSError as error:
+            raise FileError(f"{self.folder}: cannot be written: {error.strerror}; nothing was changed") from error
+        return path
+
+
+def _believe(case: StoredCase, path: Path) -> None:
+    numbers = [value for launch in case.launches for value in launch.output_throughput]
+    if (
+        case.schema != SCHEMA
+        or not case.promotions
+        or not case.launches
+        or not all(launch.output_throughput for launch in case.launches)
+        or not all(math.isfinite(value) and value > 0 for value in numbers)
+    ):
+        raise FileError(
+            f"{path}: {case.case}: a stored sample must be launches of positive numbers, promoted, under schema "
+            f"{SCHEMA}; restore the file from version control or promote again"
+        )
+
+
+def _succeed(old: StoredCase | None, new: StoredCase, *, add: bool) -> StoredCase:
+    if old is None:
+        return new
+    launches = new.launches
+    if add and old.workload_digest == new.workload_digest and old.power_limits_w == new.power_limits_w:
+        known = {(launch.campaign, launch.launch) for launch in new.launches}
+        launches = (*(each for each in old.launches if (each.campaign, each.launch) not in known), *launches)
+    latest = replace(new.promotion, throughput=geometric_mean(throughputs(launches)), launches=len(launches))
+    return replace(new, launches=launches, promotions=(*old.promotions, latest))
+
+
+def _render(rig_id: str, suite: str, variant: str, cases: list[StoredCase]) -> str:
+    """One case a line, so that a change of one level is a change of one line."""
+    lines = ",\n".join("  " + to_json(_benchmark(case, f"{suite}/{variant}")).strip() for case in cases)
+    head = {
+        "machine_info": {"node": rig_id, "python_version": platform.python_version()},
+        "commit_info": {},
+        "version": "sglang-perf baseline 1",
+        "datetime": max(case.promotion.promoted_at for case in cases),
+    }
+    return to_json(head).rstrip()[:-1] + ', "benchmarks": [\n' + lines + "\n]}\n"
+
+
+def _benchmark(case: StoredCase, group: str) -> dict[str, object]:
+    stats = Stats()  # type: ignore[no-untyped-call]
+    stats.data += [1 / value for value in throughputs(case.launches)]
+    return {
+        "group": group,
+        "name": case.case,
+        "fullname": case.case,
+        "params": {"concurrency": case.level},
+        "param": case.case,
+        "extra_info": asdict(case),
+        "options": {"disable_gc": False, "timer": "seconds per output token", "min_rounds": 1, "warmup": False},
+        "stats": {name: getattr(stats, name) for name in stats.fields} | {"iterations": 1},
+    }

@@ -1,0 +1,974 @@
+"""An emulated SGLang: `python -m perf.emulator --port P`. Real HTTP, synthetic time, a known truth.
+
+It answers as SGLang 0.5.23 does, paced by `perf.emulator_engine`, can fail in the ways servers fail, and writes what
+really happened to a truth file. It computes no language: its words are a fixed vocabulary. See docs/emulator.md.
+"""
+
+import argparse
+import asyncio
+import json
+import math
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+import uuid
+import zlib
+from array import array
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from aiohttp import web
+
+from perf.emulator_engine import Acceptance, Engine, EngineRequest, Slowdown, Step, Timing, mean_acceptance
+
+VERSION = "0.5.23-emulated"
+# Context of the model the published profiles are about; longer prompts get SGLang's 400.
+CONTEXT_TOKENS = 262_144
+CHARACTERS_PER_TOKEN = 4
+EOS_TOKEN_ID = 2
+# Without ignore_eos a request ends by itself after this many tokens, and up to NATURAL_SPREAD more by its prompt.
+NATURAL_TOKENS = 32
+NATURAL_SPREAD = 224
+# Tokens before a stream breaks: more than one chunk, also with speculation.
+FEW_TOKENS = 8
+WRONG_LENGTH_TOKENS = 17
+COUNTER_OFF = 1.06
+CACHED_SHARE = 0.98
+DECODE_LOG_STEPS = 40
+# Above the largest level anybody measures, so that no connection of a burst is refused.
+BACKLOG = 4096
+# Open streams are cut at shutdown: nobody reads them any more.
+SHUTDOWN_S = 0.1
+# The grandchild that is left behind goes by itself, should nobody end it.
+GRANDCHILD_S = 600
+# Probability that a draft token is accepted, where no --acceptance is given.
+DEFAULT_DRAFT_ACCEPTANCE = 0.7
+
+TEXT = (
+    "the value of each step is read from a list and then we return it to the caller so that every test can "
+    "check what was stored before a new run starts with another seed while the loop goes on until no item is left"
+)
+TOKENS = tuple(f" {word}".encode() for word in TEXT.split())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """Step times, and the mean acceptance length where the profile is one of a speculative server."""
+
+    anchors_s: tuple[tuple[int, float], ...]
+    acceptance: float | None = None
+
+
+# The published profiles are calibrated with the engine in virtual time to numbers others published
+# (docs/emulator.md); the source gives neither acceptance length nor prefill time, so these are chosen.
+PROFILES: Mapping[str, Profile] = {
+    "default": Profile(anchors_s=((1, 0.010), (8, 0.012), (32, 0.020), (128, 0.044))),
+    "published-baseline": Profile(anchors_s=((1, 0.01077), (2, 0.01266), (30, 0.03859))),
+    "published-eagle3": Profile(anchors_s=((1, 0.02589), (2, 0.03257), (30, 0.17731)), acceptance=2.1),
+}
+PREFILL_MS = 15.0
+PREFILL_TOKEN_MS = 0.01
+
+REQUEST_FAULTS: Mapping[str, str] = {
+    "http-500": "answers 500 at once",
+    "error-in-stream": "a few tokens, then an error object and [DONE], under 200",
+    "abort": "a few tokens, then finish_reason abort, usage as produced",
+    "truncated": "a few tokens, then the connection closes without the terminating chunk",
+    "silent-end": "a few tokens, then a clean end of the body: no finish, no usage, no [DONE]",
+    "stalled": "a few tokens, then silence on an open connection",
+    "no-usage": "no usage anywhere",
+    "wrong-length": f"{WRONG_LENGTH_TOKENS} tokens, finish_reason stop",
+    "usage-off-by-one": "usage says one token less than was sent",
+    "cache-hits": f"{CACHED_SHARE:.0%} of the prompt come from the cache",
+    "counter-off": f"the server's token counter counts {COUNTER_OFF} times the tokens",
+    "ignore-eos-ignored": "stops early although ignore_eos was asked for",
+    "die-mid-round": "a few tokens, then a traceback and SIGKILL to itself",
+}
+PROCESS_FAULTS: Mapping[str, str] = {
+    "no-acceptance": "a speculative server without its acceptance counters",
+    "slow-start=SECONDS": "/health answers 503 for so long",
+    "never-ready": "/health answers 503 for ever",
+    "exit-at-start": "prints an out-of-memory traceback and exits with 1",
+    "ignore-sigterm": "SIGTERM does nothing",
+    "leave-grandchild": "a child in a session of its own outlives the server",
+}
+# Faults that cut a stream short, and after how many tokens.
+CUTS: Mapping[str, int] = {
+    "error-in-stream": FEW_TOKENS,
+    "abort": FEW_TOKENS,
+    "truncated": FEW_TOKENS,
+    "silent-end": FEW_TOKENS,
+    "stalled": FEW_TOKENS,
+    "die-mid-round": FEW_TOKENS,
+    "wrong-length": WRONG_LENGTH_TOKENS,
+}
+# Of these, the ones whose stream has neither finish_reason nor usage.
+WITHOUT_END = frozenset({"error-in-stream", "truncated", "silent-end", "stalled", "die-mid-round"})
+SLOW_START = "slow-start="
+
+OUT_OF_MEMORY = """Traceback (most recent call last):
+  File "sglang/srt/managers/scheduler.py", line 3812, in run_scheduler_process
+    scheduler = Scheduler(server_args, port_args, gpu_id, tp_rank)
+torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 94.97 GiB
+"""
+ILLEGAL_ACCESS = """Traceback (most recent call last):
+  File "sglang/srt/managers/scheduler.py", line 3901, in run_scheduler_process
+    scheduler.event_loop_overlap()
+torch.AcceleratorError: CUDA error: an illegal memory access was encountered
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """The command line, checked; a field a flag."""
+
+    host: str
+    port: int
+    model_path: str
+    tp: int
+    api_key: str | None
+    enable_metrics: bool
+    enable_cache_report: bool
+    max_running_requests: int
+    speculative_algorithm: str | None
+    speculative_draft_model_path: str | None
+    speculative_num_steps: int
+    speculative_eagle_topk: int
+    speculative_num_draft_tokens: int
+    profile: str
+    step_ms: tuple[tuple[int, float], ...] | None
+    prefill_ms: float
+    prefill_token_ms: float
+    acceptance: float | None
+    speed: float
+    launch_cv: float
+    round_cv: float
+    noise_seed: int | None
+    slowdown: Slowdown
+    fault: tuple[str, ...]
+    fault_after: int
+    fault_every: int
+    truth: Path | None
+
+
+def timing_of(options: Options) -> Timing:
+    """The profile's step times, or those of the command line."""
+    anchors_s = PROFILES[options.profile].anchors_s
+    if options.step_ms is not None:
+        anchors_s = tuple((batch, step_ms / 1e3) for batch, step_ms in options.step_ms)
+    return Timing(
+        anchors_s=anchors_s,
+        prefill_base_s=options.prefill_ms / 1e3,
+        prefill_per_token_s=options.prefill_token_ms / 1e3,
+    )
+
+
+def acceptance_of(options: Options) -> Acceptance | None:
+    """The acceptance model of a speculative server; None without --speculative-algorithm."""
+    if options.speculative_algorithm is None:
+        return None
+    steps = options.speculative_num_steps
+    mean = options.acceptance or PROFILES[options.profile].acceptance
+    return Acceptance(mean=mean or mean_acceptance(DEFAULT_DRAFT_ACCEPTANCE, steps), draft_steps=steps)
+
+
+def engine_of(options: Options, noise_seed: int) -> Engine:
+    """The engine that the command line describes."""
+    return Engine(
+        timing=timing_of(options),
+        acceptance=acceptance_of(options),
+        noise_seed=noise_seed,
+        slowdown=options.slowdown,
+        launch_cv=options.launch_cv,
+        round_cv=options.round_cv,
+        speed=options.speed,
+        max_running=options.max_running_requests,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """A generation request as the client sent it, checked."""
+
+    chat: bool
+    stream: bool
+    model: str
+    prompt_tokens: int
+    prompt_hash: int
+    max_tokens: int
+    ignore_eos: bool
+    include_usage: bool
+    continuous_usage: bool
+
+
+class BadRequestError(Exception):
+    """A request that SGLang would answer with 400."""
+
+    def __init__(self, message: str, kind: str = "BadRequestError") -> None:
+        super().__init__(message)
+        self.body = error_body(message, kind, 400)
+
+
+def error_body(message: str, kind: str, code: int) -> dict[str, object]:
+    return {"object": "error", "message": message, "type": kind, "param": None, "code": code}
+
+
+def validation_error(kind: str, location: str, message: str) -> BadRequestError:
+    detail = [{"type": kind, "loc": ("body", location), "msg": message}]
+    return BadRequestError(f"1 validation error:\n  {detail[0]}\n", "Bad Request")
+
+
+def read_object(body: bytes) -> dict[str, object]:
+    """A body that is a JSON object. Raises BadRequestError."""
+    try:
+        sent: object = json.loads(body)
+    except ValueError as error:
+        raise validation_error("json_invalid", "0", f"JSON decode error: {error}") from error
+    if not isinstance(sent, dict):
+        raise validation_error("model_attributes_type", "", "Input should be a valid dictionary")
+    return sent
+
+
+def read_ask(body: bytes, *, chat: bool, default_model: str) -> Ask:
+    """What a request body asks for. Raises BadRequestError."""
+    sent = read_object(body)
+    prompt_characters = prompt_text(sent, chat=chat)
+    prompt_tokens = max(1, -(-len(prompt_characters) // CHARACTERS_PER_TOKEN))
+    if prompt_tokens >= CONTEXT_TOKENS:
+        raise BadRequestError(
+            f"The input ({prompt_tokens} tokens) is longer than the model's context length ({CONTEXT_TOKENS} tokens)."
+        )
+    limits = (sent.get("max_completion_tokens"), sent.get("max_tokens"), CONTEXT_TOKENS - prompt_tokens)
+    max_tokens = next(limit for limit in limits if limit is not None)
+    if not isinstance(max_tokens, int) or isinstance(max_tokens, bool):
+        raise validation_error("int_parsing", "max_tokens", "Input should be a valid integer")
+    if max_tokens < 0:
+        raise BadRequestError(f"max_new_tokens must be at least 0, got {max_tokens}.")
+    stream_options = sent.get("stream_options")
+    if not isinstance(stream_options, dict):
+        stream_options = {}
+    return Ask(
+        chat=chat,
+        stream=sent.get("stream") is True,
+        model=str(sent.get("model") or default_model),
+        prompt_tokens=prompt_tokens,
+        prompt_hash=zlib.crc32(prompt_characters.encode()),
+        max_tokens=max_tokens,
+        ignore_eos=sent.get("ignore_eos") is True,
+        include_usage=stream_options.get("include_usage") is True,
+        continuous_usage=stream_options.get("continuous_usage_stats") is True,
+    )
+
+
+def prompt_text(sent: Mapping[str, object], *, chat: bool) -> str:
+    """The characters that count as the prompt: all message contents, or the one prompt string."""
+    if not chat:
+        prompt = sent.get("prompt")
+        if not isinstance(prompt, str):
+            raise validation_error("string_type", "prompt", "Input should be a valid string")
+        return prompt
+    messages = sent.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise validation_error("missing", "messages", "Field required")
+    texts: list[str] = []
+    for message in messages:
+        content = message.get("content") if isinstance(message, dict) else None
+        parts = content if isinstance(content, list) else [content]
+        for part in parts:
+            text = part.get("text") if isinstance(part, dict) else part
+            texts.append(text if isinstance(text, str) else "")
+    return "\n".join(texts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """How one request will be answered."""
+
+    tokens: int
+    finish: str
+    faults: frozenset[str]
+    cached_tokens: int
+
+
+def plan_reply(ask: Ask, faults: frozenset[str]) -> Plan:
+    """Length and end of an answer, from what was asked and what is planted."""
+    natural = NATURAL_TOKENS + ask.prompt_hash % NATURAL_SPREAD
+    if "ignore-eos-ignored" in faults:
+        natural = min(natural, max(1, ask.max_tokens // 2))
+    if (ask.ignore_eos and "ignore-eos-ignored" not in faults) or natural >= ask.max_tokens:
+        tokens, finish = ask.max_tokens, "length"
+    else:
+        tokens, finish = natural, "stop"
+    for kind in CUTS.keys() & faults:
+        tokens = min(tokens, CUTS[kind])
+    if "wrong-length" in faults:
+        finish = "stop"
+    if "abort" in faults:
+        finish = "abort"
+    cached = int(ask.prompt_tokens * CACHED_SHARE) if "cache-hits" in faults else 0
+    return Plan(tokens=tokens, finish=finish, faults=faults, cached_tokens=cached)
+
+
+def compact(value: object) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+def json_response(value: object, status: int = 200) -> web.Response:
+    return web.Response(body=compact(value), status=status, content_type="application/json")
+
+
+def event(data: bytes) -> bytes:
+    return b"data: %b\n\n" % data
+
+
+class Reply:
+    """The answer to one request, in SGLang's words. Bytes that do not depend on the step are built once."""
+
+    def __init__(self, ask: Ask, plan: Plan, request: EngineRequest, *, cache_report: bool) -> None:
+        self.ask = ask
+        self.plan = plan
+        self.request = request
+        self.id = uuid.uuid4().hex
+        self.created = int(time.time())
+        self.started = asyncio.Event()
+        self.done = asyncio.Event()
+        self._details = {"cached_tokens": plan.cached_tokens} if cache_report else None
+        self._tokens = 0
+        self._pending = bytearray()
+        self._transport: asyncio.Transport | None = None
+        kind = "chat.completion.chunk" if ask.chat else "text_completion"
+        head = compact({"id": self.id, "object": kind, "created": self.created, "model": ask.model})[:-1]
+        self._choice = b'data: %b,"choices":[{"index":0,' % head
+        self._no_choice = b'data: %b,"choices":[],' % head
+
+    def emit(self, tokens: int) -> None:
+        """Send the tokens of one step, and with the last of them the end."""
+        if self.ask.stream:
+            self._write(self._events(tokens))
+        self._tokens += tokens
+        self.started.set()
+        if self.request.finished and "stalled" not in self.plan.faults:
+            self.done.set()
+
+    def attach(self, transport: asyncio.Transport) -> None:
+        """From now on write to the connection itself: the head of the response has been sent."""
+        self._transport = transport
+        if self._pending:
+            self._write(b"")
+
+    def take_pending(self) -> bytes:
+        """What was emitted before the head of the response was sent."""
+        pending = bytes(self._pending)
+        self._pending.clear()
+        return pending
+
+    def cut(self) -> None:
+        """Close the connection in the middle of the body."""
+        if self._transport is not None:
+            self._transport.close()
+
+    def whole(self) -> dict[str, object]:
+        """The body of an answer that is not streamed."""
+        text = self._text(0, self._tokens).decode()
+        end: dict[str, object] = {"logprobs": None, "finish_reason": self.plan.finish, "matched_stop": self._stop()}
+        message = {"role": "assistant", "content": text, "reasoning_content": None}
+        body: dict[str, object] = {
+            "id": self.id,
+            "object": "chat.completion" if self.ask.chat else "text_completion",
+            "created": self.created,
+            "model": self.ask.model,
+            "choices": [{"index": 0, **({"message": message} if self.ask.chat else {"text": text}), **end}],
+        }
+        if "no-usage" not in self.plan.faults:
+            body["usage"] = self._usage(self._tokens)
+        versions = [{"version": "default", "start": 0, "end": self._tokens}]
+        return {**body, "metadata": {"weight_version": "default", "weight_versions": versions}}
+
+    def _write(self, events: bytes) -> None:
+        if self._transport is None:
+            self._pending += events
+            return
+        data = self.take_pending() + events
+        self._transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+
+    def _events(self, tokens: int) -> bytes:
+        last = self.request.finished
+        ended = last and not self.plan.faults & WITHOUT_END
+        total = self._tokens + tokens
+        text = self._text(self._tokens, total)
+        usage = b""
+        if self.ask.continuous_usage and "no-usage" not in self.plan.faults:
+            usage = b',"usage":%b' % compact(self._usage(total))
+        parts: list[bytes] = []
+        if self.ask.chat:
+            if self._tokens == 0:
+                parts.append(self._delta(b',"role":"assistant","content":""', b"null", b"null", b""))
+            if tokens:
+                parts.append(self._delta(b',"content":"%b"' % text, b"null", b"null", usage))
+            if ended:
+                parts.append(self._delta(b"", *self._finish(), b""))
+        else:
+            finish, stop = self._finish() if ended else (b"null", b"null")
+            parts.append(
+                b'%b"text":"%b","logprobs":null,"finish_reason":%b,"matched_stop":%b}]%b}\n\n'
+                % (self._choice, text, finish, stop, usage or b',"usage":null')
+            )
+        if last and "error-in-stream" in self.plan.faults:
+            error = error_body("KV cache pool is full", "InternalServerError", 500)
+            parts.append(event(compact({"error": error})) + event(b"[DONE]"))
+        elif ended:
+            if self.ask.include_usage and "no-usage" not in self.plan.faults:
+                parts.append(b'%b"usage":%b}\n\n' % (self._no_choice, compact(self._usage(total, final=True))))
+            parts.append(event(b"[DONE]"))
+        return b"".join(parts)
+
+    def _delta(self, content: bytes, finish: bytes, stop: bytes, usage: bytes) -> bytes:
+        return (
+            b'%b"delta":{"reasoning_content":null%b},"logprobs":null,"finish_reason":%b,"matched_stop":%b}]%b}\n\n'
+            % (self._choice, content, finish, stop, usage)
+        )
+
+    def _finish(self) -> tuple[bytes, bytes]:
+        return compact(self.plan.finish), compact(self._stop())
+
+    def _stop(self) -> int | None:
+        return EOS_TOKEN_ID if self.plan.finish == "stop" else None
+
+    def _text(self, start: int, end: int) -> bytes:
+        first = self.ask.prompt_hash + start
+        return b"".join(TOKENS[(first + token) % len(TOKENS)] for token in range(end - start))
+
+    def _usage(self, tokens: int, *, final: bool = False) -> dict[str, object]:
+        if "usage-off-by-one" in self.plan.faults:
+            tokens -= 1
+        prompt = self.ask.prompt_tokens
+        usage: dict[str, object] = {
+            "prompt_tokens": prompt,
+            "total_tokens": prompt + tokens,
+            "completion_tokens": tokens,
+        }
+        details = self._details
+        # The last chunk of a streamed completion leaves out what is null.
+        if final and not self.ask.chat:
+            return {**usage, **({"prompt_tokens_details": details} if details else {}), "reasoning_tokens": 0}
+        return {**usage, "prompt_tokens_details": details, "reasoning_tokens": 0, "completion_tokens_details": None}
+
+
+class Truth:
+    """Lines of JSON about what really happened, each flushed as it is written. Without a path they go nowhere."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._file = None if path is None else path.open("a", buffering=1)
+
+    def write(self, kind: str, **facts: object) -> None:
+        if self._file is not None:
+            self._file.write(json.dumps({"event": kind, **facts}, default=str) + "\n")
+
+
+@dataclass(slots=True)
+class Counters:
+    """What /metrics counts, by whether the request was streamed; grows when a request ends."""
+
+    prompt_tokens: float = 0
+    generation_tokens: float = 0
+    requests: int = 0
+
+
+def ready_after_s(faults: Iterable[str]) -> float:
+    """Seconds from the start to a healthy server."""
+    if "never-ready" in faults:
+        return math.inf
+    return sum(float(kind.removeprefix(SLOW_START)) for kind in faults if kind.startswith(SLOW_START))
+
+
+class Server:
+    """The HTTP side: asks go into the engine, steps come out as bytes."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._noise_seed = secrets.randbits(32) if options.noise_seed is None else options.noise_seed
+        self._engine = engine_of(options, self._noise_seed)
+        self._acceptance = acceptance_of(options)
+        self._replies: dict[EngineRequest, Reply] = {}
+        self._wake = asyncio.Event()
+        self._asked = 0
+        self._counters = {False: Counters(), True: Counters()}
+        self._cached_tokens = 0
+        self._verify_steps = 0
+        self._lateness_s = array("d")
+        self._decode_steps = 0
+        self._log_tokens = 0
+        self._log_deadline_s = time.monotonic()
+        self._throughput = 0.0
+        self._started_s = time.monotonic()
+        self._ready_s = self._started_s + ready_after_s(options.fault)
+        self._truth = Truth(options.truth)
+
+    # Life
+
+    async def run(self) -> None:
+        """Serve until SIGTERM or SIGINT. Raises OSError when the port is taken."""
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        ignore = "ignore-sigterm" in self._options.fault
+        loop.add_signal_handler(signal.SIGTERM, (lambda: log("SIGTERM ignored")) if ignore else stop.set)
+        loop.add_signal_handler(signal.SIGINT, stop.set)
+        runner = web.AppRunner(
+            self._application(), handler_cancellation=True, access_log=None, shutdown_timeout=SHUTDOWN_S
+        )
+        await runner.setup()
+        await web.TCPSite(runner, self._options.host, self._options.port, backlog=BACKLOG).start()
+        self._write_start()
+        log(f"Uvicorn running on http://{self._options.host}:{self._options.port} (Press CTRL+C to quit)")
+        if self._ready_s < math.inf:
+            loop.call_at(self._ready_s, log, "The server is fired up and ready to roll!")
+        drive = asyncio.create_task(self._drive())
+        stopped = asyncio.create_task(stop.wait())
+        await asyncio.wait({drive, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        self._write_exit()
+        stopped.cancel()
+        await runner.cleanup()
+        if drive.done():
+            drive.result()
+        drive.cancel()
+        with suppress(asyncio.CancelledError):
+            await drive
+
+    async def _drive(self) -> None:
+        """Let the engine's steps happen at their absolute deadlines, or at once where the host is late."""
+        while True:
+            deadline_s = self._engine.start_step()
+            if deadline_s is None:
+                self._wake.clear()
+                await self._wake.wait()
+                continue
+            await asyncio.sleep(max(0.0, deadline_s - time.monotonic()))
+            step = self._engine.finish_step()
+            self._lateness_s.append(time.monotonic() - step.deadline_s)
+            for request, tokens in step.emissions:
+                reply = self._replies[request]
+                if request.finished:
+                    self._account(reply)
+                reply.emit(tokens)
+            self._log_step(step)
+
+    def _account(self, reply: Reply, finish: str | None = None) -> None:
+        """A request has ended: count it before its last bytes leave."""
+        request, plan = reply.request, reply.plan
+        del self._replies[request]
+        counters = self._counters[reply.ask.stream]
+        counters.requests += 1
+        counters.prompt_tokens += reply.ask.prompt_tokens
+        counters.generation_tokens += request.tokens * (COUNTER_OFF if "counter-off" in plan.faults else 1)
+        self._cached_tokens += plan.cached_tokens
+        self._verify_steps += request.verify_steps
+        self._truth.write(
+            "request",
+            id=reply.id,
+            arrival_s=request.arrival_s,
+            first_token_s=request.first_token_s,
+            last_token_s=request.last_token_s,
+            prompt_tokens=reply.ask.prompt_tokens,
+            tokens=request.tokens,
+            verify_steps=request.verify_steps,
+            level=request.level,
+            finish=finish or plan.finish,
+            faults=sorted(plan.faults),
+        )
+        if "die-mid-round" in plan.faults:
+            sys.stderr.write(ILLEGAL_ACCESS)
+            sys.stderr.flush()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def _write_start(self) -> None:
+        grandchild: int | None = None
+        if "leave-grandchild" in self._options.fault:
+            grandchild = subprocess.Popen(["sleep", str(GRANDCHILD_S)], start_new_session=True).pid
+        log(f"server_args={asdict(self._options)}")
+        self._truth.write(
+            "start",
+            time_s=time.monotonic(),
+            pid=os.getpid(),
+            grandchild_pid=grandchild,
+            noise_seed=self._noise_seed,
+            launch_factor=self._engine.launch_factor,
+            round_factor=self._engine.round_factor,
+            arguments={**asdict(self._options), "api_key": None},
+            timing=asdict(timing_of(self._options)),
+            acceptance=None if self._acceptance is None else asdict(self._acceptance),
+        )
+
+    def _write_exit(self) -> None:
+        late_s = sorted(self._lateness_s)
+        wall_s = time.monotonic() - self._started_s
+        facts = {
+            "steps": len(late_s),
+            "late_median_s": late_s[len(late_s) // 2] if late_s else None,
+            "late_p99_s": late_s[len(late_s) * 99 // 100] if late_s else None,
+            "late_max_s": late_s[-1] if late_s else None,
+            "cpu_share": time.process_time() / wall_s,
+        }
+        self._truth.write("exit", time_s=time.monotonic(), **facts)
+        log(f"Shutting down. Host lateness: {facts}")
+
+    def _log_step(self, step: Step) -> None:
+        if step.prefill:
+            tokens = sum(request.prefill_tokens for request, _ in step.emissions)
+            log(
+                f"Prefill batch, #new-seq: {len(step.emissions)}, #new-token: {tokens}, "
+                f"#running-req: {self._engine.running}, #queue-req: {self._engine.waiting}"
+            )
+        self._log_tokens += sum(tokens for _, tokens in step.emissions)
+        self._decode_steps += not step.prefill
+        if step.prefill or self._decode_steps % DECODE_LOG_STEPS:
+            return
+        self._throughput = self._log_tokens / (step.deadline_s - self._log_deadline_s)
+        self._log_tokens, self._log_deadline_s = 0, step.deadline_s
+        held = sum(request.prefill_tokens + request.tokens for request, _ in step.emissions)
+        accept = ""
+        if (mean := self._mean_acceptance()) is not None:
+            accept = f"accept len: {mean:.2f}, accept rate: {self._accept_rate(mean):.2f}, "
+        log(
+            f"Decode batch, #running-req: {len(step.emissions)}, #token: {held}, token usage: 0.00, {accept}"
+            f"cuda graph: True, gen throughput (token/s): {self._throughput:.2f}, #queue-req: {self._engine.waiting}"
+        )
+
+    def _mean_acceptance(self) -> float | None:
+        if self._engine.verify_steps == 0 or "no-acceptance" in self._options.fault:
+            return None
+        return self._engine.accepted / self._engine.verify_steps
+
+    def _accept_rate(self, mean: float) -> float:
+        return (mean - 1) / self._options.speculative_num_steps
+
+    # HTTP
+
+    def _application(self) -> web.Application:
+        application = web.Application(client_max_size=0, middlewares=[self._guard])
+        for path in ("/health", "/health_generate"):
+            application.router.add_get(path, self._health)
+        for path in ("/server_info", "/get_server_info"):
+            application.router.add_get(path, self._server_info)
+        for path in ("/model_info", "/get_model_info"):
+            application.router.add_get(path, self._model_info)
+        application.router.add_get("/v1/models", self._models)
+        application.router.add_get("/v1/loads", self._loads)
+        if self._options.enable_metrics:
+            application.router.add_get("/metrics", self._metrics)
+        application.router.add_route("*", "/flush_cache", self._flush_cache)
+        application.router.add_post("/slow_down", self._slow_down)
+        application.router.add_post("/v1/chat/completions", self._chat)
+        application.router.add_post("/v1/completions", self._completions)
+        return application
+
+    @web.middleware
+    async def _guard(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        """The key check, and errors as JSON."""
+        key = self._options.api_key
+        is_open = request.path.startswith(("/health", "/metrics"))
+        if key is not None and not is_open and request.headers.get("Authorization") != f"Bearer {key}":
+            return json_response({"error": "Unauthorized"}, status=401)
+        try:
+            return await handler(request)
+        except BadRequestError as error:
+            return json_response(error.body, status=400)
+        except web.HTTPException as error:
+            return json_response({"detail": error.reason}, status=error.status)
+
+    async def _chat(self, http: web.Request) -> web.StreamResponse:
+        return await self._generate(http, chat=True)
+
+    async def _completions(self, http: web.Request) -> web.StreamResponse:
+        return await self._generate(http, chat=False)
+
+    async def _generate(self, http: web.Request, *, chat: bool) -> web.StreamResponse:
+        ask = read_ask(await http.read(), chat=chat, default_model=self._options.model_path)
+        faults = self._next_faults()
+        if "http-500" in faults:
+            return json_response(error_body("KV cache pool is full", "InternalServerError", 500), status=500)
+        plan = plan_reply(ask, faults)
+        request = self._engine.submit(
+            arrival_s=time.monotonic(),
+            prefill_tokens=ask.prompt_tokens - plan.cached_tokens,
+            output_tokens=plan.tokens,
+        )
+        reply = Reply(ask, plan, request, cache_report=self._options.enable_cache_report)
+        self._replies[request] = reply
+        self._wake.set()
+        try:
+            return await (self._stream(http, reply) if ask.stream else self._answer(http, reply))
+        finally:
+            # The client went away before the end.
+            if request in self._replies:
+                self._engine.cancel(request)
+                self._account(reply, finish="cancelled")
+
+    def _next_faults(self) -> frozenset[str]:
+        self._asked += 1
+        late = self._asked - self._options.fault_after - 1
+        if late < 0 or late % self._options.fault_every:
+            return frozenset()
+        return frozenset(self._options.fault) & REQUEST_FAULTS.keys()
+
+    async def _stream(self, http: web.Request, reply: Reply) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
+        response.enable_chunked_encoding()
+        await reply.started.wait()
+        await response.prepare(http)
+        # Head and first events leave in one write. What follows goes past aiohttp's writer, in the same chunked
+        # framing: a coroutine for each token of 250 streams would cost more than all the rest.
+        await response.write(reply.take_pending())
+        if isinstance(http.transport, asyncio.Transport):
+            reply.attach(http.transport)
+        await reply.done.wait()
+        if "truncated" in reply.plan.faults:
+            reply.cut()
+        return response
+
+    async def _answer(self, http: web.Request, reply: Reply) -> web.StreamResponse:
+        await reply.done.wait()
+        if "error-in-stream" in reply.plan.faults:
+            return json_response(error_body("KV cache pool is full", "InternalServerError", 500), status=500)
+        if reply.plan.faults & {"truncated", "silent-end"} and http.transport is not None:
+            http.transport.close()
+        return json_response(reply.whole())
+
+    async def _health(self, _: web.Request) -> web.Response:
+        return web.Response(status=200 if time.monotonic() >= self._ready_s else 503)
+
+    async def _models(self, _: web.Request) -> web.Response:
+        name = self._options.model_path
+        model = {
+            "id": name,
+            "object": "model",
+            "created": int(time.time()),
+            "owned_by": "sglang",
+            "root": name,
+            "parent": None,
+            "max_model_len": CONTEXT_TOKENS,
+        }
+        return json_response({"object": "list", "data": [model]})
+
+    async def _model_info(self, _: web.Request) -> web.Response:
+        name = self._options.model_path
+        return json_response(
+            {
+                "model_path": name,
+                "served_model_name": name,
+                "tokenizer_path": name,
+                "is_generation": True,
+                "weight_version": "default",
+                "load_format": "auto",
+                "model_type": "emulated",
+                "architectures": ["EmulatedForCausalLM"],
+            }
+        )
+
+    async def _server_info(self, _: web.Request) -> web.Response:
+        options = self._options
+        speculative = options.speculative_algorithm is not None
+        arguments: dict[str, object] = {
+            "model_path": options.model_path,
+            "tokenizer_path": options.model_path,
+            "served_model_name": options.model_path,
+            "host": options.host,
+            "port": options.port,
+            "tp_size": options.tp,
+            "max_running_requests": options.max_running_requests,
+            "enable_metrics": options.enable_metrics,
+            "enable_cache_report": options.enable_cache_report,
+            "speculative_algorithm": options.speculative_algorithm,
+            "speculative_draft_model_path": options.speculative_draft_model_path,
+            "speculative_num_steps": options.speculative_num_steps if speculative else None,
+            "speculative_eagle_topk": options.speculative_eagle_topk if speculative else None,
+            "speculative_num_draft_tokens": options.speculative_num_draft_tokens if speculative else None,
+        }
+        state = {**arguments, "last_gen_throughput": self._throughput}
+        if (mean := self._mean_acceptance()) is not None:
+            state["avg_spec_accept_length"] = mean
+        return json_response({**arguments, "status": "ready", "internal_states": [state], "version": VERSION})
+
+    async def _loads(self, _: web.Request) -> web.Response:
+        now = datetime.now(UTC)
+        load: dict[str, object] = {
+            "timestamp": now.timestamp(),
+            "dp_rank": 0,
+            "num_running_reqs": self._engine.running,
+            "num_waiting_reqs": self._engine.waiting,
+            "max_running_requests": self._options.max_running_requests,
+            "gen_throughput": self._throughput,
+            "cache_hit_rate": 0.0,
+        }
+        if (mean := self._mean_acceptance()) is not None:
+            load["speculative"] = {"accept_length": mean, "accept_rate": self._accept_rate(mean)}
+        return json_response({"timestamp": now.isoformat(), "version": VERSION, "loads": [load]})
+
+    async def _flush_cache(self, _: web.Request) -> web.Response:
+        text = (
+            "Cache flushed.\nPlease check backend logs for more details. (When there are running or waiting requests, "
+            "the operation will not be performed.)\n"
+        )
+        if self._engine.running or self._engine.waiting:
+            return web.Response(status=400, text=text)
+        self._engine.new_round()
+        self._truth.write("flush", time_s=time.monotonic(), round_factor=self._engine.round_factor)
+        return web.Response(text=text)
+
+    async def _slow_down(self, http: web.Request) -> web.Response:
+        sleep_s = read_object(await http.read()).get("forward_sleep_time")
+        if not isinstance(sleep_s, int | float | None):
+            raise validation_error("float_parsing", "forward_sleep_time", "Input should be a valid number")
+        self._engine.extra_step_s = float(sleep_s or 0)
+        return json_response(None)
+
+    async def _metrics(self, _: web.Request) -> web.Response:
+        engine = f'engine_type="unified",model_name="{self._options.model_path}"'
+        rank = f'{engine},moe_ep_rank="0",pp_rank="0",tp_rank="0"'
+        lines: list[str] = []
+
+        def add(name: str, kind: str, text: str, samples: Sequence[tuple[str, float]]) -> None:
+            lines.extend((f"# HELP sglang:{name} {text}", f"# TYPE sglang:{name} {kind}"))
+            lines.extend(f"sglang:{name}{{{labels}}} {float(value)}" for labels, value in samples)
+
+        by_kind = [
+            (f'{engine},is_streaming="{str(stream).lower()}"', counters) for stream, counters in self._counters.items()
+        ]
+        add("prompt_tokens_total", "counter", "Prompt tokens.", [(at, it.prompt_tokens) for at, it in by_kind])
+        add("generation_tokens_total", "counter", "Output tokens.", [(at, it.generation_tokens) for at, it in by_kind])
+        add("num_requests_total", "counter", "Requests processed.", [(at, it.requests) for at, it in by_kind])
+        cached = [(f'cache_source="device",{engine}', float(self._cached_tokens))]
+        add("cached_tokens_total", "counter", "Cached prompt tokens.", cached)
+        if self._acceptance is not None and "no-acceptance" not in self._options.fault:
+            add("spec_verify_calls_total", "counter", "Verify steps.", [(engine, self._verify_steps)])
+            add("spec_accept_length", "gauge", "Mean acceptance length.", [(rank, self._mean_acceptance() or 0.0)])
+        add("num_running_reqs", "gauge", "Running requests.", [(rank, self._engine.running)])
+        add("num_queue_reqs", "gauge", "Waiting requests.", [(rank, self._engine.waiting)])
+        add("gen_throughput", "gauge", "Output tokens per second.", [(rank, self._throughput)])
+        return web.Response(text="\n".join(lines) + "\n", headers={"Content-Type": "text/plain; version=0.0.4"})
+
+
+def log(line: str) -> None:
+    sys.stderr.write(f"[{time.strftime('%Y-%m-%d %H:%M:%S')}] {line}\n")
+    sys.stderr.flush()
+
+
+# Command line
+
+
+def step_anchors(text: str) -> tuple[tuple[int, float], ...]:
+    """`1:10.7,30:38.5` as ((1, 10.7), (30, 38.5))."""
+    pairs = (pair.split(":") for pair in text.split(","))
+    return tuple((int(batch), float(step_ms)) for batch, step_ms in pairs)
+
+
+def slowdowns(text: str) -> Slowdown:
+    """`all:0.1,10:0.05` as a Slowdown."""
+    losses = {level.strip(): float(loss) for level, loss in (pair.split(":") for pair in text.split(","))}
+    everywhere = losses.pop("all", 0.0)
+    return Slowdown(everywhere=everywhere, at_level=tuple((int(level), loss) for level, loss in losses.items()))
+
+
+def fault_kind(text: str) -> str:
+    if text.startswith(SLOW_START):
+        float(text.removeprefix(SLOW_START))
+    elif text not in REQUEST_FAULTS and (text not in PROCESS_FAULTS or "=" in text):
+        raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join((*REQUEST_FAULTS, *PROCESS_FAULTS))}")
+    return text
+
+
+def positive(text: str) -> int:
+    if int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, seen {text}")
+    return int(text)
+
+
+def parser() -> argparse.ArgumentParser:
+    """Every flag; docs/emulator.md describes them."""
+    kinds = "\n".join(f"  {kind:22} {text}" for kind, text in {**REQUEST_FAULTS, **PROCESS_FAULTS}.items())
+    made = argparse.ArgumentParser(
+        prog="python -m perf.emulator",
+        description=__doc__,
+        epilog=f"kinds of --fault:\n{kinds}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    server = made.add_argument_group("as SGLang's")
+    server.add_argument("--host", default="127.0.0.1")
+    server.add_argument("--port", type=int, required=True)
+    server.add_argument("--model-path", default="emulated/model")
+    server.add_argument("--tp", "--tp-size", type=positive, default=1)
+    server.add_argument("--api-key")
+    server.add_argument("--enable-metrics", action="store_true")
+    server.add_argument("--enable-cache-report", action="store_true")
+    server.add_argument("--max-running-requests", type=positive, default=1024)
+    server.add_argument("--speculative-algorithm")
+    server.add_argument("--speculative-draft-model-path")
+    server.add_argument("--speculative-num-steps", type=positive, default=2)
+    server.add_argument("--speculative-eagle-topk", type=positive, default=1)
+    server.add_argument("--speculative-num-draft-tokens", type=positive, default=4)
+    model = made.add_argument_group("time")
+    model.add_argument("--profile", choices=tuple(PROFILES), default="default")
+    model.add_argument("--step-ms", type=step_anchors, metavar="BATCH:MS,...", help="decode step by batch size")
+    model.add_argument("--prefill-ms", type=float, default=PREFILL_MS, help="base of a prefill step")
+    model.add_argument("--prefill-token-ms", type=float, default=PREFILL_TOKEN_MS, help="prefill of one prompt token")
+    model.add_argument("--acceptance", type=float, help="mean acceptance length")
+    model.add_argument("--speed", type=float, default=1.0, help="divides all times")
+    noise = made.add_argument_group("noise and planted changes")
+    noise.add_argument("--launch-cv", type=float, default=0.0, help="spread of all times between launches")
+    noise.add_argument("--round-cv", type=float, default=0.0, help="spread of all times between flushes")
+    noise.add_argument("--noise-seed", type=int)
+    noise.add_argument("--slowdown", type=slowdowns, default=Slowdown(), metavar="LEVEL:FRACTION,...")
+    faults = made.add_argument_group("faults")
+    faults.add_argument("--fault", type=fault_kind, action="append", default=[], metavar="KIND")
+    faults.add_argument("--fault-after", type=int, default=0, metavar="N", help="requests served well first")
+    faults.add_argument("--fault-every", type=positive, default=1, metavar="M", help="then every M-th fails")
+    made.add_argument("--truth", type=Path, metavar="FILE", help="what really happened, as JSON lines")
+    return made
+
+
+def read_options(arguments: Sequence[str]) -> Options:
+    """The command line as Options. Exits with 2 and a sentence where it cannot be."""
+    made = parser()
+    given = vars(made.parse_args(arguments))
+    options = Options(**{**given, "fault": tuple(given["fault"])})
+    try:
+        engine_of(options, noise_seed=0)
+    except ValueError as error:
+        made.error(str(error))
+    if options.speculative_algorithm is None and options.acceptance is not None:
+        made.error("--acceptance needs --speculative-algorithm: without it nothing is drafted")
+    if options.speculative_algorithm is None and PROFILES[options.profile].acceptance is not None:
+        made.error(f"--profile {options.profile} needs --speculative-algorithm: it is one of a speculative server")
+    if options.speed <= 0:
+        made.error(f"--speed must be above 0, seen {options.speed}")
+    return options
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Serve until told to stop; the exit code."""
+    options = read_options(arguments)
+    if "exit-at-start" in options.fault:
+        sys.stderr.write(OUT_OF_MEMORY)
+        return 1
+
+    async def serve() -> None:
+        await Server(options).run()
+
+    try:
+        asyncio.run(serve())
+    except OSError as error:
+        log(f"cannot serve on {options.host}:{options.port}: {error}. Choose another --port or --truth")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,226 @@
+"""The verdict on one change, from two samples of launches. Pure: no pytest, no files, no clock.
+
+A sample is one number per launch, since the rounds of a launch share its luck. The change is the difference of mean
+logarithms; its interval is a t interval whose error is divided over everything the suite may say (docs/decisions/0004).
+Each end of the interval is wrong with probability at most alpha / (family x looks), so
+that over all cases, relations and looks of a suite a false REGRESSED has probability at most alpha. What the store does
+not know is how one night differs from the next: that part is not in the interval, and the documents say so.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+import numpy.typing as npt
+from scipy import stats
+
+Logs = npt.NDArray[np.float64]
+
+
+class Word(StrEnum):
+    """Every verdict, spelled as everywhere."""
+
+    PASS = "PASS"
+    IMPROVED = "IMPROVED"
+    REGRESSED = "REGRESSED"
+    VIOLATED = "VIOLATED"
+    INCONCLUSIVE = "INCONCLUSIVE"
+    INVALID = "INVALID"
+    NO_BASELINE = "NO_BASELINE"
+
+
+#: Worst first: the order in which several verdicts become one.
+WORST_FIRST = (
+    Word.REGRESSED,
+    Word.VIOLATED,
+    Word.INVALID,
+    Word.NO_BASELINE,
+    Word.INCONCLUSIVE,
+    Word.IMPROVED,
+    Word.PASS,
+)
+
+#: Launches searched for the advice "N more launches"; beyond it the advice is a quieter rig.
+MAX_ADVISED_LAUNCHES = 200
+
+
+def worst(words: Iterable[Word]) -> Word:
+    """Several verdicts as one. Raises ValueError for none: nothing measured is never a pass."""
+    return min(words, key=WORST_FIRST.index)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """How sure a verdict must be. `tail` is the error of each end of one interval, `margin` a relative loss."""
+
+    margin: float
+    tail: float
+    power: float
+
+    @property
+    def log_margin(self) -> float:
+        """The margin as a positive log-ratio: -ln(1 - margin)."""
+        return -math.log1p(-self.margin)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judgement:
+    """What two samples say about the change from the first to the second.
+
+    `change`, `lo`, `hi` are relative changes of the metric (0.02 is 2 % more); `better` ones are positive whatever the
+    metric's direction. `could_see` is the relative loss that would have been found with the rule's power; None where no
+    noise can be estimated. `launches_needed` is how many more launches would decide about the margin, None where none
+    within MAX_ADVISED_LAUNCHES would.
+    """
+
+    word: Word
+    change: float
+    lo: float
+    hi: float
+    before: float
+    after: float
+    launches_before: int
+    launches_after: int
+    noise_before: float | None
+    noise_after: float | None
+    could_see: float | None
+    launches_needed: int | None
+
+
+def tail(alpha: float, family: int, looks: int) -> float:
+    """The error one end of one interval may have: Bonferroni over everything the suite may say, at every look."""
+    return alpha / (family * looks)
+
+
+def looks(first: int, cap: int) -> tuple[int, ...]:
+    """Numbers of launches at which a case is judged: `first`, doubled until the cap, and the cap."""
+    schedule = [min(first, cap)]
+    while schedule[-1] < cap:
+        schedule.append(min(2 * schedule[-1], cap))
+    return tuple(schedule)
+
+
+def outcome(lo: float, hi: float, estimate: float, margin: float) -> Word:
+    """The verdict for an interval of the log-ratio (positive is better) and a positive log margin.
+
+    Every interval has exactly one outcome. REGRESSED: no change is excluded, a loss of the margin is not, and the
+    estimate is material (at least a third of the margin).
+    """
+    if hi < 0 and lo <= -margin and estimate <= -margin / 3:
+        return Word.REGRESSED
+    if lo > 0 and hi >= margin and estimate >= margin / 3:
+        return Word.IMPROVED
+    if lo > -margin:
+        return Word.PASS
+    return Word.INCONCLUSIVE
+
+
+def judge(
+    before: tuple[float, ...],
+    after: tuple[float, ...],
+    rule: Rule,
+    *,
+    higher_is_better: bool = True,
+) -> Judgement:
+    """Judge the change from the sample `before` to the sample `after`, one positive number per launch.
+
+    Raises ValueError for an empty sample and for numbers that are zero, negative, infinite or not numbers: such a
+    baseline is an error, never a skip.
+    """
+    first, second = _logs(before), _logs(after)
+    direction = 1.0 if higher_is_better else -1.0
+    estimate = direction * float(second.mean() - first.mean())
+    spread = _spread(first, second)
+    half = math.inf if spread is None else spread.half_width(rule.tail)
+    lo, hi = estimate - half, estimate + half
+    word = outcome(lo, hi, estimate, rule.log_margin)
+    ends = sorted((direction * lo, direction * hi))
+    return Judgement(
+        word=word,
+        change=math.expm1(direction * estimate),
+        lo=_expm1(ends[0]),
+        hi=_expm1(ends[1]),
+        before=math.exp(float(first.mean())),
+        after=math.exp(float(second.mean())),
+        launches_before=len(before),
+        launches_after=len(after),
+        noise_before=_noise(first),
+        noise_after=_noise(second),
+        could_see=None if spread is None else -math.expm1(-spread.detectable(rule)),
+        launches_needed=None if spread is None else _launches_needed(spread, rule),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Spread:
+    """The standard error of a difference of two means of launches, and its degrees of freedom.
+
+    The variance is pooled over both samples, so that the store steadies a night of two launches. Where tonight's
+    launches vary more than the pool says, their own variance is used for their own mean: a noisy night widens the
+    interval and never narrows it.
+    """
+
+    pooled: float
+    guarded: float
+    n_before: int
+    n_after: int
+
+    @property
+    def freedom(self) -> int:
+        return self.n_before + self.n_after - 2
+
+    @property
+    def error(self) -> float:
+        return math.sqrt(self.pooled / self.n_before + self.guarded / self.n_after)
+
+    def half_width(self, tail_error: float) -> float:
+        return _t(1 - tail_error, self.freedom) * self.error
+
+    def detectable(self, rule: Rule) -> float:
+        """The loss, as a positive log-ratio, that ends REGRESSED with the rule's power."""
+        return max(rule.log_margin / 3, (_t(1 - rule.tail, self.freedom) + _t(rule.power, self.freedom)) * self.error)
+
+
+def _spread(first: Logs, second: Logs) -> _Spread | None:
+    freedom = first.size + second.size - 2
+    if freedom < 1:
+        return None
+    squares = float(((first - first.mean()) ** 2).sum() + ((second - second.mean()) ** 2).sum())
+    pooled = squares / freedom
+    own = float(second.var(ddof=1)) if second.size > 1 else 0.0
+    return _Spread(pooled=pooled, guarded=max(pooled, own), n_before=first.size, n_after=second.size)
+
+
+def _launches_needed(spread: _Spread, rule: Rule) -> int | None:
+    for more in range(MAX_ADVISED_LAUNCHES + 1):
+        larger = _Spread(
+            pooled=spread.pooled, guarded=spread.guarded, n_before=spread.n_before, n_after=spread.n_after + more
+        )
+        if larger.detectable(rule) <= rule.log_margin:
+            return more
+    return None
+
+
+def _logs(sample: tuple[float, ...]) -> Logs:
+    values = np.array(sorted(sample), dtype=np.float64)  # sorted: the order of launches in a file changes no bit
+    if values.size == 0 or not bool(np.all(np.isfinite(values) & (values > 0))):
+        raise ValueError(f"a sample must be positive numbers, one for each launch; seen {list(sample)}")
+    return np.log(values)
+
+
+def _noise(logs: Logs) -> float | None:
+    """Coefficient of variation of one launch: the standard deviation of the logarithms."""
+    return float(logs.std(ddof=1)) if logs.size > 1 else None
+
+
+def _t(probability: float, freedom: int) -> float:
+    return float(stats.t.ppf(probability, freedom))
+
+
+def _expm1(value: float) -> float:
+    try:
+        return math.expm1(value)
+    except OverflowError:
+        return math.inf

@@ -1,0 +1,274 @@
+"""One launch: start the server, ask it every level, keep what was seen. The world between `server` and `load`."""
+
+import os
+import secrets as randomness
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from perf import load, metrics, server, validity
+from perf.files import FileError, to_json, write_text
+from perf.record import LaunchRecord, Measurement, RoundRecord, now_utc
+from perf.secrets import Secrets
+from perf.sglang import Control
+from perf.suite import Suite, Variant
+from perf.text import printable
+from perf.trace import RequestTrace, Round
+from perf.validity import Observation, Reason
+
+#: Connections beyond the level: a request may begin before the one it follows has let go of its connection.
+SPARE_CONNECTIONS = 16
+
+#: A key file larger than this is another file.
+MAX_KEY_BYTES = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Show:
+    """How long work shows itself: `line` stays, `live` is overwritten by the next and may be thrown away."""
+
+    line: Callable[[str], None]
+    live: Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bench:
+    """What every launch of one suite in one campaign shares. `base_url` is of a server that already runs."""
+
+    suite: Suite
+    folder: Path
+    prefix: str
+    base_url: str | None
+    show: Show
+    limits: load.Limits
+
+    def measure(self, variant_name: str, ordinal: int, levels: tuple[int, ...]) -> LaunchRecord:
+        """Run one launch of a variant over `levels`. What goes wrong becomes reasons in the record, never a number."""
+        variant = next(each for each in self.suite.variants if each.name == variant_name)
+        name = f"{self.prefix}{variant_name}-{ordinal}"
+        folder = self.folder / name
+        _make(folder)
+        started_at, began = now_utc(), time.monotonic()
+        spec = self._spec(variant, name)
+        hidden = Secrets.collect(
+            spec.command, dict(spec.env), spec.api_key, () if not self.base_url else (self.base_url,)
+        )
+        record = LaunchRecord(
+            name=name,
+            variant=variant_name,
+            ordinal=ordinal,
+            started_at=started_at,
+            start_s=None,
+            duration_s=0.0,
+            command=() if self.base_url else hidden.redact_argv(spec.command),
+            variant_env=() if self.base_url else hidden.redact_env(dict(spec.env)),
+            python=None if self.base_url else spec.python,
+            env=() if self.base_url else server.recorded_env(spec),
+            model=None,
+            server_version=None,
+            notes=(),
+            measurements=(),
+        )
+        self.show.live(f"{name}: starting")
+        try:
+            with self._server(spec, folder) as running, ExitStack() as stack:
+                self.show.line(f"{name}: ready" + (f" after {running.start_s:.1f} s" if running.start_s else ""))
+                control = Control(running.base_url, running.authorization)
+                stack.callback(control.close)
+                launch = _Launch(self, variant, running, control, folder, hidden)
+                info = control.info()
+                record = replace(record, start_s=running.start_s, model=running.model, server_version=info.version)
+                measured = launch.measure(levels)
+                record = replace(record, measurements=measured, notes=running.notes)
+        except server.ServerError as error:
+            reason = Reason(
+                name="server did not end" if record.measurements else "server did not start",
+                seen=printable(hidden.redact(str(error)), 1200),
+                advice=f"read {folder / 'server.log'}",
+            )
+            self.show.line(f"{name}: {reason.name}")
+            kept = record.measurements or tuple(Measurement(level=level, rounds=()) for level in levels)
+            record = replace(
+                record, measurements=tuple(replace(each, reasons=(*each.reasons, reason)) for each in kept)
+            )
+        return replace(record, duration_s=time.monotonic() - began)
+
+    def _server(self, spec: server.ServerSpec, folder: Path) -> server.Server:
+        if self.base_url is not None:
+            return server.attach(self.base_url, model=spec.model, api_key=spec.api_key, ready_path=spec.ready_path)
+        return server.launch(spec, folder / "server.log")
+
+    def _spec(self, variant: Variant, name: str) -> server.ServerSpec:
+        return server.ServerSpec(
+            name=name,
+            command=variant.command,
+            python=variant.python,
+            env=variant.env,
+            cwd=self.suite.source.parent,
+            ready_path=variant.ready_path,
+            ready_timeout_s=variant.ready_timeout_s,
+            model=variant.model,
+            api_key=api_key(variant, self.suite.source.parent),
+        )
+
+
+def api_key(variant: Variant, folder: Path) -> str | None:
+    """The variant's key, from the environment or a file relative to the suite's folder. Raises FileError."""
+    if variant.api_key_env is not None:
+        key = os.environ.get(variant.api_key_env)
+        if not key:
+            raise FileError(f"variants.{variant.name}.api_key_env: {variant.api_key_env} is not set; export the key")
+        return key
+    if variant.api_key_file is None:
+        return None
+    path = folder / variant.api_key_file
+    try:
+        key = path.read_bytes()[:MAX_KEY_BYTES].decode("utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise FileError(f"variants.{variant.name}.api_key_file: {path} cannot be read: {error}") from error
+    if not key:
+        raise FileError(f"variants.{variant.name}.api_key_file: {path} is empty")
+    return key
+
+
+class _Launch:
+    """The rounds of one launch, while its server runs."""
+
+    def __init__(
+        self,
+        bench: Bench,
+        variant: Variant,
+        running: server.Server,
+        control: Control,
+        folder: Path,
+        hidden: Secrets,
+    ) -> None:
+        self.bench = bench
+        self.variant = variant
+        self.running = running
+        self.control = control
+        self.folder = folder
+        self.hidden = hidden
+        self.kept: list[dict[str, object]] = []
+
+    def measure(self, levels: tuple[int, ...]) -> tuple[Measurement, ...]:
+        workload = self.bench.suite.workload
+        target = load.Target(
+            base_url=self.running.base_url,
+            model=self.running.model,
+            api_key=self.running.api_key,
+            endpoint=workload.endpoint,
+            temperature=workload.temperature,
+        )
+        # A server that already ran may know our prompts: flushed before every round, or asked under a fresh salt.
+        salt = "" if self.control.flush_cache() or self.running.pid is not None else randomness.token_hex(8)
+        measured: list[Measurement] = []
+        with load.Client(target, connections=max(levels) + SPARE_CONNECTIONS, limits=self.bench.limits) as client:
+            for level in levels:
+                if death := self._death():
+                    seen = f"{death}; it was gone before {self.bench.suite.level_name(level)}"
+                    reason = Reason(name="server died", seen=seen, advice="read the server log")
+                    measured.append(Measurement(level=level, rounds=(), reasons=(reason,)))
+                    continue
+                rounds: list[RoundRecord] = []
+                for index in range(workload.rounds):
+                    rounds.append(self._round(client, level, index, salt))
+                    if rounds[-1].reasons:
+                        break  # the case is INVALID whatever follows
+                measured.append(Measurement(level=level, rounds=tuple(rounds)))
+        return tuple(measured)
+
+    def _round(self, client: load.Client, level: int, index: int, salt: str) -> RoundRecord:
+        suite = self.bench.suite
+        tokens = suite.workload.tokens(level)
+        plan = suite.workload.plan(level, index, salt=salt)
+        label = f"{self.running.name} {suite.level_name(level)}" + (
+            f" round {index + 1}/{suite.workload.rounds}" if suite.workload.rounds > 1 else ""
+        )
+        self.bench.show.live(f"{label}: warm-up")
+        if plan.warmup:
+            client.warm_up(plan, tokens, died=self._is_dead)
+        self.control.flush_cache()
+        before = self.control.counters()
+        measured = client.run_round(
+            plan, tokens, died=self._is_dead, show=lambda progress: self.bench.show.live(f"{label}: {_live(progress)}")
+        )
+        expected = sum(request.output_tokens or 0 for request in measured.requests)
+        after = self.control.settled_counters(before, expected)
+        measured = _redacted(measured, self.hidden)
+        counted = None if before is None or after is None else after.since(before)
+        reasons = validity.check(
+            Observation(
+                round=measured,
+                counted=counted,
+                speculative=self.variant.speculative,
+                level_must_be_reached=suite.workload.level_must_be_reached,
+                death=self._death(),
+            )
+        )
+        summary = metrics.summarize(measured, verify_steps=None if counted is None else counted.verify_steps)
+        self._keep(measured, counted=None if counted is None else asdict(counted))
+        outcome = f"INVALID: {reasons[0].name}" if reasons else "no numbers"
+        if summary is not None and not reasons:
+            outcome = f"{summary.output_throughput:,.1f} tok/s in {summary.window_s:.1f} s"
+        self.bench.show.line(f"{label}: {outcome}")
+        return RoundRecord(index=index, summary=summary, reasons=reasons)
+
+    def _is_dead(self) -> bool:
+        return self.running.exit_status() is not None
+
+    def _death(self) -> str | None:
+        status = self.running.exit_status()
+        if status is None:
+            return None
+        tail = self.running.log_tail().strip().splitlines()
+        return f"{status.describe()}; its last line: {printable(tail[-1])}" if tail else status.describe()
+
+    def _keep(self, measured: Round, counted: dict[str, object] | None) -> None:
+        """Add a round to rounds.json: every request's times and counts, without the single chunks."""
+        self.kept.append(
+            {
+                "level": measured.level,
+                "round": measured.index,
+                "requested_tokens": measured.requested_tokens,
+                "counted_by_server": counted,
+                "requests": [_brief(request) for request in measured.requests],
+            }
+        )
+        write_text(self.folder / "rounds.json", to_json({"rounds": self.kept}))
+
+
+def _brief(request: RequestTrace) -> dict[str, object]:
+    brief = asdict(request)
+    for key in ("chunk_times_s", "chunk_tokens"):
+        del brief[key]
+    return brief | {
+        "first_token_s": request.first_token_s,
+        "last_token_s": request.last_token_s,
+        "chunks": len(request.chunk_times_s),
+    }
+
+
+def _redacted(measured: Round, hidden: Secrets) -> Round:
+    """A server's error may quote the key it was sent."""
+
+    def clean(request: RequestTrace) -> RequestTrace:
+        if request.failure is None:
+            return request
+        return replace(request, failure=replace(request.failure, detail=hidden.redact(request.failure.detail)))
+
+    return replace(measured, requests=tuple(clean(request) for request in measured.requests))
+
+
+def _live(progress: load.Progress) -> str:
+    rate = progress.chunks / progress.elapsed_s if progress.elapsed_s > 0 else 0.0
+    return f"{progress.finished}/{progress.planned} requests, {rate:,.0f} chunks/s"
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True)
+    except OSError as error:
+        raise FileError(f"{folder}: cannot be created: {error.strerror}") from error

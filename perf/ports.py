@@ -1,0 +1,77 @@
+"""A free loopback port that no other campaign of this user takes as long as it is held.
+
+Asking the kernel for a free port and passing its number on leaves a gap in which anyone can take it. Here a
+file lock closes the gap among our own; a stranger is found by the bind, and after the start by its owner.
+"""
+
+import os
+import random
+import socket
+import stat
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+# Below the ephemeral ranges of Linux (32768 on) and macOS (49152 on), from which the kernel gives ports to
+# outgoing connections; below 30000, SGLang's own default, which people use by hand. Servers that add a few
+# hundred for ports of their own stay below it too.
+PORTS = range(20_000, 29_000)
+# So many taken in a row out of 9000 means something else is wrong.
+MAX_TRIES = 200
+
+
+class PortError(Exception):
+    """No port could be had; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeldPort:
+    """A port that is ours until `release()`, which may be called twice; the end of the process releases it."""
+
+    number: int
+    _lock: FileLock
+
+    def release(self) -> None:
+        """Give the port back."""
+        self._lock.release()
+
+
+def hold_port() -> HeldPort:
+    """A free port of `PORTS`, locked. Raises PortError."""
+    folder = _lock_folder()
+    for number in random.sample(PORTS, MAX_TRIES):
+        # thread_local=False: whoever stops the server may be another thread than the one that started it.
+        lock = FileLock(folder / f"{number}.lock", thread_local=False)
+        try:
+            lock.acquire(blocking=False)
+        except Timeout:
+            continue
+        if _nobody_listens(number):
+            return HeldPort(number, lock)
+        lock.release()
+    raise PortError(f"no free port among {MAX_TRIES} tried of {PORTS.start}-{PORTS.stop - 1}: see `ss -ltnp`")
+
+
+def _lock_folder() -> Path:
+    """A folder of this user alone: in a shared one, others could plant links or hold our locks."""
+    folder = Path(tempfile.gettempdir()) / f"sglang-perf-ports-{os.getuid()}"
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        found = folder.lstat()
+    except OSError as error:
+        raise PortError(f"cannot make the folder for port locks: {error}") from error
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise PortError(f"{folder} is not a folder of this user alone (mode 0700): remove it")
+    return folder
+
+
+def _nobody_listens(number: int) -> bool:
+    """Binding to all addresses fails when anyone holds the port on any of them; nothing ever listens here."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        try:
+            probe.bind(("", number))
+        except OSError:
+            return False
+    return True

@@ -1,0 +1,210 @@
+"""The campaign file: everything one pytest session measured, and what it was judged against.
+
+`campaign.json` is written after every launch, each time whole; `complete` becomes true with the last writing. What is
+not complete is never judged against, promoted or compared. Verdicts are not stored: they are computed from what is.
+"""
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal
+
+from pydantic import TypeAdapter
+
+from perf.files import FileError, read_json, to_json, write_text
+from perf.metrics import RoundSummary
+from perf.rig import Rig
+from perf.sample import StoredCase
+from perf.suite import Relation
+from perf.validity import Reason
+
+FILE_NAME = "campaign.json"
+ID = re.compile(r"\d{8}-\d{6}(-\d+)?")
+
+#: Campaigns begun in one second on one machine get a number behind the time; more than this is not one machine.
+MAX_PER_SECOND = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundRecord:
+    """One round: its numbers, or why it has none. A summary beside reasons is for diagnosis, never for a verdict."""
+
+    index: int
+    summary: RoundSummary | None
+    reasons: tuple[Reason, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """One case in one launch. `reasons` are those that concern no single round: a server that never came up."""
+
+    level: int
+    rounds: tuple[RoundRecord, ...]
+    reasons: tuple[Reason, ...] = ()
+
+    @property
+    def all_reasons(self) -> tuple[Reason, ...]:
+        """Every reason not to believe it."""
+        return (*self.reasons, *(reason for each in self.rounds for reason in each.reasons))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchRecord:
+    """One server process life. Times are seconds; secrets are replaced.
+
+    `command` and `variant_env` are the suite's, with `{python}` and `{port}` in place; `python` and `env` are what this
+    machine made of them. All are empty for a server that already ran.
+    """
+
+    name: str
+    variant: str
+    ordinal: int
+    started_at: str
+    start_s: float | None
+    duration_s: float
+    command: tuple[str, ...]
+    variant_env: tuple[tuple[str, str], ...]
+    python: str | None
+    env: tuple[tuple[str, str], ...]
+    model: str | None
+    server_version: str | None
+    notes: tuple[str, ...]
+    measurements: tuple[Measurement, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaseRecord:
+    """A case of the suite: selected or not, and the stored baseline it was judged with."""
+
+    id: str
+    variant: str
+    level: int
+    workload_digest: str
+    selected: bool
+    stored: StoredCase | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RelationRecord:
+    """A relation of the suite."""
+
+    relation: Relation
+    selected: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SuiteRecord:
+    """One suite of a campaign: the rule it is judged by, its cases and its launches.
+
+    `family` is how many verdicts share alpha, `max_launches` the cap of the looks. `power_limits_w` is the hard part of
+    the fingerprint that the rig's id does not hold. `rerun` says that only what failed before was measured.
+    """
+
+    name: str
+    source: str
+    rig_id: str
+    power_limits_w: tuple[float | None, ...]
+    margin: float
+    alpha: float
+    power: float
+    family: int
+    max_launches: int
+    requests: tuple[tuple[int, int], ...]
+    level_must_be_reached: bool
+    advisory: str | None
+    rerun: bool
+    cases: tuple[CaseRecord, ...]
+    relations: tuple[RelationRecord, ...]
+    launches: tuple[LaunchRecord, ...]
+    stopped: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Campaign:
+    """One campaign."""
+
+    kind: Literal["sglang-perf campaign"] = "sglang-perf campaign"
+    schema: Literal[1] = 1
+    id: str
+    started_at: str
+    finished_at: str | None
+    complete: bool
+    tool_version: str
+    rig: Rig
+    suites: tuple[SuiteRecord, ...]
+
+
+_ADAPTER = TypeAdapter(Campaign)
+
+
+def now_utc() -> str:
+    """The time as it is stored: UTC, ISO 8601, whole seconds."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def create_folder(campaigns: Path) -> Path:
+    """A fresh folder for a campaign, named by the time (UTC); two at once get two. Raises FileError."""
+    stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+    for number in range(1, MAX_PER_SECOND):
+        folder = campaigns / (stamp if number == 1 else f"{stamp}-{number}")
+        try:
+            campaigns.mkdir(parents=True, exist_ok=True)
+            folder.mkdir()
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise FileError(f"{folder}: cannot be created: {error.strerror}; see --perf-campaign-dir") from error
+        return folder
+    raise FileError(f"{campaigns}: {MAX_PER_SECOND} campaigns of this second are there already")
+
+
+def save(folder: Path, campaign: Campaign) -> None:
+    """Write the campaign file, whole. Raises FileError."""
+    write_text(folder / FILE_NAME, to_json(asdict(campaign), indent=1))
+
+
+def read(folder: Path) -> Campaign:
+    """Read a campaign, complete or not. Raises FileError."""
+    campaign = read_json(folder / FILE_NAME, _ADAPTER, "a campaign file")
+    if campaign.id != folder.name:
+        raise FileError(f"{folder}: its file says it is campaign {campaign.id[:40]!r}; give the folder back its name")
+    return campaign
+
+
+def find(campaigns: Path, name: str | None) -> Path:
+    """The folder of a campaign by id or path; without a name the newest. Raises FileError."""
+    if name is not None:
+        for folder in (campaigns / name, Path(name)):
+            if (folder / FILE_NAME).is_file():
+                return folder.resolve()
+        raise FileError(f"no campaign {name!r} in {campaigns}; there: {_known(campaigns)}")
+    newest = max(folders(campaigns), key=_age, default=None)
+    if newest is None:
+        raise FileError(f"no campaign in {campaigns}; measure one with pytest first")
+    return newest
+
+
+def folders(campaigns: Path) -> Iterator[Path]:
+    """Every campaign folder, whole or not."""
+    try:
+        entries = list(os.scandir(campaigns))
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise FileError(f"{campaigns}: cannot be read: {error.strerror}") from error
+    for entry in entries:
+        if entry.is_dir() and ID.fullmatch(entry.name):
+            yield Path(entry.path)
+
+
+def _age(folder: Path) -> tuple[str, int]:
+    date, time, *number = folder.name.split("-")
+    return date + time, int(number[0]) if number else 1
+
+
+def _known(campaigns: Path) -> str:
+    names = [folder.name for folder in sorted(folders(campaigns), key=_age)[-5:]]
+    return ", ".join(names) if names else "none"

@@ -1,0 +1,136 @@
+"""Which machine this is: the GPUs by NVML, the CPU, and the name its baselines are stored under."""
+
+import hashlib
+import os
+import platform
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import pynvml
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """One GPU. `power_limit_w` is the enforced limit in watts, None where it is not told."""
+
+    name: str
+    uuid: str
+    power_limit_w: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rig:
+    """The fingerprint of a machine. `machine` is a digest of its id, never the id."""
+
+    gpus: tuple[Gpu, ...]
+    driver: str | None
+    cpu: str
+    machine: str
+    kernel: str
+    note: str | None = None
+
+    @property
+    def id(self) -> str:
+        """`<count>x-<name>-<8 hex of the UUIDs>`, without a GPU `cpu-<model>-<8 hex of the machine id>`."""
+        if not self.gpus:
+            return f"cpu-{_slug(self.cpu)}-{self.machine[:8]}"
+        uuids = hashlib.sha256("\n".join(sorted(gpu.uuid for gpu in self.gpus)).encode()).hexdigest()[:8]
+        names = "-and-".join(sorted({_slug(gpu.name) for gpu in self.gpus}))
+        return f"{len(self.gpus)}x-{names}-{uuids}"
+
+    @property
+    def power_limits_w(self) -> tuple[float | None, ...]:
+        """The power limits in the order of the UUIDs: a hard field, since they set the clocks."""
+        return tuple(gpu.power_limit_w for gpu in sorted(self.gpus, key=lambda gpu: gpu.uuid))
+
+
+#: The rig of a suite whose time is synthetic: its baselines hold on any machine.
+EMULATED_RIG_ID = "emulated"
+
+
+def probe() -> Rig:
+    """Look at this machine. Without NVML there are no GPUs, and the note says why."""
+    gpus: tuple[Gpu, ...] = ()
+    driver: str | None = None
+    note: str | None = None
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        note = f"no GPU is seen: NVML answers {error}"
+    else:
+        try:
+            driver = _string(pynvml.nvmlSystemGetDriverVersion())
+            handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+            gpus = _visible(tuple(_gpu(handle) for handle in handles), os.environ.get("CUDA_VISIBLE_DEVICES"))
+        except pynvml.NVMLError as error:
+            note = f"the GPUs cannot be read: NVML answers {error}"
+        finally:
+            pynvml.nvmlShutdown()
+    return Rig(
+        gpus=gpus,
+        driver=driver,
+        cpu=_cpu_model(),
+        machine=hashlib.sha256(_machine_id().encode()).hexdigest()[:16],
+        kernel=platform.release(),
+        note=note,
+    )
+
+
+def _gpu(handle: object) -> Gpu:
+    try:
+        limit = pynvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1000
+    except pynvml.NVMLError:  # some boards do not tell
+        limit = None
+    return Gpu(
+        name=_string(pynvml.nvmlDeviceGetName(handle)),
+        uuid=_string(pynvml.nvmlDeviceGetUUID(handle)),
+        power_limit_w=limit,
+    )
+
+
+def _visible(gpus: tuple[Gpu, ...], setting: str | None) -> tuple[Gpu, ...]:
+    """What CUDA_VISIBLE_DEVICES leaves, by index or by the beginning of a UUID, as CUDA reads it: up to the first
+    entry that names no device."""
+    if setting is None:
+        return gpus
+    chosen: list[Gpu] = []
+    for entry in (part.strip() for part in setting.split(",")):
+        matches = (
+            [gpus[int(entry)]]
+            if entry.isdigit() and int(entry) < len(gpus)
+            else [gpu for gpu in gpus if entry.startswith("GPU-") and gpu.uuid.startswith(entry)]
+        )
+        if len(matches) != 1:
+            break
+        chosen += matches
+    return tuple(chosen)
+
+
+def _cpu_model() -> str:
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return platform.processor() or platform.machine()
+    match = re.search(r"^model name\s*:\s*(.+)$", text, flags=re.MULTILINE)
+    return match.group(1).strip() if match else platform.machine()
+
+
+def _machine_id() -> str:
+    for path in (Path("/etc/machine-id"), Path("/var/lib/dbus/machine-id")):
+        try:
+            text = path.read_text(encoding="ascii", errors="replace").strip()
+        except OSError:
+            continue
+        if text:
+            return text
+    return platform.node()
+
+
+def _slug(text: str) -> str:
+    words = re.sub(r"\(r\)|\(tm\)|@.*$|\b(nvidia|geforce|cpu|processor)\b", " ", text.lower())
+    return "-".join(re.findall(r"[a-z0-9]+", words))[:40].strip("-") or "unknown"
+
+
+def _string(value: str | bytes) -> str:
+    return value.decode("utf-8", errors="replace") if isinstance(value, bytes) else value

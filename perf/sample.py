@@ -1,0 +1,72 @@
+"""The sample: one case's numbers, launch by launch. The launch is the statistical unit. Pure data."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+#: The schema of stored samples; a change of it comes with a migration.
+SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchSample:
+    """One launch's numbers of one case, each once for every round.
+
+    tok/s, output tokens per verify step, and the medians of TTFT and TPOT in seconds.
+    """
+
+    campaign: str
+    launch: str
+    output_throughput: tuple[float, ...]
+    acceptance_length: tuple[float | None, ...]
+    ttft_s: tuple[float, ...]
+    tpot_s: tuple[float | None, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Promotion:
+    """What became the baseline, when (UTC, ISO 8601) and why; `throughput` is the launches' geometric mean, tok/s."""
+
+    promoted_at: str
+    reason: str
+    campaign: str
+    throughput: float
+    launches: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredCase:
+    """The sample a case is judged against, and what was the same for all of it.
+
+    Workload digest, power limits and simulated acceptance must be tonight's; command and environment (the suite's own,
+    without a machine's paths), model and version are noted where they differ, since they are what is being tested.
+    """
+
+    schema: int
+    case: str
+    level: int
+    workload_digest: str
+    power_limits_w: tuple[float | None, ...]
+    simulated_acceptance: str | None
+    command: tuple[str, ...]
+    env: tuple[tuple[str, str], ...]
+    model: str | None
+    server_version: str | None
+    launches: tuple[LaunchSample, ...]
+    promotions: tuple[Promotion, ...]  # oldest first; the last is the one that holds
+
+    @property
+    def promotion(self) -> Promotion:
+        """The promotion that holds."""
+        return self.promotions[-1]
+
+
+def geometric_mean(values: Iterable[float]) -> float:
+    """The geometric mean of positive numbers: the mean in the logarithms the gate works with."""
+    logs = [math.log(value) for value in values]
+    return math.exp(math.fsum(logs) / len(logs))
+
+
+def throughputs(launches: Iterable[LaunchSample]) -> tuple[float, ...]:
+    """One number per launch, tok/s: the geometric mean over its rounds."""
+    return tuple(geometric_mean(launch.output_throughput) for launch in launches)

@@ -1,0 +1,582 @@
+"""Servers by command: start one, wait until it answers, and leave nobody behind.
+
+Any command with a `{port}` in it that then serves HTTP there. The server lives under a supervisor
+(`perf.supervisor`) that outlives pytest, so that neither Ctrl-C nor SIGKILL leaves a server on the GPUs.
+"""
+
+import base64
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Annotated, Self
+from urllib.parse import unquote, urlsplit
+
+import httpx2
+import psutil
+from pydantic import BaseModel, Field, ValidationError
+
+from perf.ports import HeldPort, PortError, hold_port
+from perf.secrets import Secrets
+from perf.supervisor import KILL_WAIT_S, Order
+
+# What a server gets of our environment: what it needs to find programs, models, GPUs and caches. Everything
+# else would be an unrecorded influence on what is measured; a variant can add what it needs.
+INHERITED_ENV = (
+    *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "TMPDIR", "TZ", "LD_LIBRARY_PATH"),
+    *("CUDA_HOME", "CUDA_PATH", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "NVIDIA_VISIBLE_DEVICES"),
+    *("HF_HOME", "HF_HUB_CACHE", "HF_HUB_OFFLINE", "HF_TOKEN", "TRANSFORMERS_OFFLINE"),
+    *("XDG_CACHE_HOME", "TRITON_CACHE_DIR"),
+)
+MODELS_PATH = "/v1/models"
+# From SIGTERM to SIGKILL. An idle server needs a second or two; a busy one is not worth waiting for.
+STOP_GRACE_S = 10.0
+# For the supervisor, an interpreter without heavy imports, to start or to end: far more than it needs.
+SUPERVISOR_WAIT_S = 30.0
+# One question to a server that may be half up; it is asked again until `ready_timeout_s` is over.
+PROBE_TIMEOUT_S = 5.0
+# Adds at most this much to `start_s`, and is no load.
+POLL_INTERVAL_S = 0.1
+MAX_MODELS_BYTES = 1 << 20
+MAX_ANSWER_BYTES = 200  # of a body in a message
+MAX_TAIL_BYTES = 65536
+MAX_TAIL_COLUMNS = 400
+
+_PACKAGE_ROOT = Path(__file__).resolve().parent.parent
+# Isolated (-I), then with exactly our module path: neither PYTHONPATH nor the folder `perf`, whose module names
+# shadow the standard library's, can change what the supervisor imports.
+_BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from perf.supervisor import main; main()"
+_LOCAL_ADDRESSES = ("127.0.0.1", "0.0.0.0", "::", "::ffff:127.0.0.1")
+_ANSI = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)|[@-Z\\-_])")
+
+
+class ServerError(Exception):
+    """A server that did not start, did not get ready or did not end. `str()` is the whole message."""
+
+    def __init__(self, reason: str, log_path: Path | None = None, tail: str = "") -> None:
+        lines = [reason]
+        if tail:
+            lines += ["its last lines:", *(f"  {line}" for line in tail.splitlines())]
+        if log_path is not None:
+            lines.append(f"its log: {log_path}")
+        super().__init__("\n".join(lines))
+        self.reason = reason
+        self.log_path = log_path
+        self.tail = tail
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerSpec:
+    """What to start; made from a suite's variant. What may hold secrets is not in `repr()`."""
+
+    name: str  # of the launch, for messages: "eagle3-1"
+    command: tuple[str, ...] = field(repr=False)  # with {port} and {python} still in it
+    python: str | None  # replaces {python}; None is the interpreter that runs this
+    env: tuple[tuple[str, str], ...] = field(repr=False)  # the variant's own
+    cwd: Path
+    ready_path: str  # "/health"; 404 falls back to /v1/models
+    ready_timeout_s: float
+    model: str | None  # None: the first of /v1/models
+    api_key: str | None = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExitStatus:
+    """How a server ended. Both are None when its supervisor was killed."""
+
+    code: int | None
+    signal: str | None  # "SIGKILL"
+
+    def describe(self) -> str:
+        """In words, for a message."""
+        if self.signal is not None:
+            return f"killed by {self.signal}" + (" (out of memory?)" if self.signal == "SIGKILL" else "")
+        return "its supervisor was killed" if self.code is None else f"exit code {self.code}"
+
+
+class Server:
+    """A server that answers, made by `launch` or `attach`. A context manager: leaving it stops the server.
+
+    `base_url` has no path and no userinfo; `authorization` is the header's value to send, if any. `pid`,
+    `log_path` and `start_s` (seconds from start to readiness) are None for one that was only attached to.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        base_url: str,
+        port: int,
+        model: str,
+        api_key: str | None,
+        authorization: str | None,
+        start_s: float | None = None,
+        notes: tuple[str, ...] = (),
+        process: "_Process | None" = None,
+        held_port: HeldPort | None = None,
+    ) -> None:
+        self.name = name
+        self.base_url = base_url
+        self.port = port
+        self.model = model
+        self.api_key = api_key
+        self.authorization = authorization
+        self.start_s = start_s
+        self._notes = notes
+        self._process = process
+        self._held_port = held_port
+
+    @property
+    def pid(self) -> int | None:
+        """Of the command's own process; its descendants have others."""
+        return self._process.pid if self._process else None
+
+    @property
+    def log_path(self) -> Path | None:
+        """Where its output goes, secrets replaced."""
+        return self._process.log_path if self._process else None
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What could not be made sure of, in words; may grow while it runs."""
+        return self._notes + (self._process.notes() if self._process else ())
+
+    def exit_status(self) -> ExitStatus | None:
+        """None while it lives (always, when only attached to). Does not block."""
+        return self._process.exit_status() if self._process else None
+
+    def log_tail(self, lines: int = 20) -> str:
+        """The last lines of its log, control characters replaced; "" without a log."""
+        return self._process.log_tail(lines) if self._process else ""
+
+    def stop(self) -> None:
+        """End it and all its descendants, within the grace time and a bound. May be called again.
+
+        Raises ServerError naming the processes that are left. After KeyboardInterrupt in here the supervisor
+        ends them all the same.
+        """
+        try:
+            if self._process:
+                self._process.stop()
+        finally:
+            if self._held_port:
+                self._held_port.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+def launch(spec: ServerSpec, log_path: Path, *, grace_s: float = STOP_GRACE_S) -> Server:
+    """Start a server; return when it is ready. `log_path` is overwritten.
+
+    Raises ServerError with the reason and the end of the log; whatever is raised, nobody is left running.
+    """
+    env = _environment(spec)
+    with ExitStack() as undo:
+        try:
+            held_port = hold_port()
+        except PortError as error:
+            raise ServerError(f"server {spec.name}: {error}") from error
+        undo.callback(held_port.release)
+        port = held_port.number
+        command = tuple(argument.replace("{port}", str(port)) for argument in _command(spec))
+        secrets = Secrets.collect(command, env, spec.api_key)
+        process = _Process(spec.name, command, env, spec.cwd, secrets, log_path, grace_s)
+        undo.callback(process.stop)
+        process.wait_started()
+        started = time.monotonic()
+        authorization = f"Bearer {spec.api_key}" if spec.api_key else None
+        with _client(f"http://127.0.0.1:{port}", authorization) as client:
+            seen = _wait_ready(client, spec.ready_path, spec.ready_timeout_s, process.wait_exited)
+            start_s = time.monotonic() - started
+            if (status := process.exit_status()) is not None:
+                raise process.error(f"ended before it was ready: {status.describe()}, after {start_s:.1f} s")
+            if seen is not None:
+                raise process.error(
+                    f"not ready after {start_s:.0f} s (ready_timeout_s = {spec.ready_timeout_s:g}); "
+                    f"last seen on port {port}: {secrets.redact(seen)}"
+                )
+            notes = process.check_owner(port)
+            try:
+                model = spec.model or _first_model(client)
+            except _NoModelError as error:
+                raise process.error(secrets.redact(str(error))) from error
+        undo.pop_all()
+    return Server(
+        name=spec.name,
+        base_url=f"http://127.0.0.1:{port}",
+        port=port,
+        model=model,
+        api_key=spec.api_key,
+        authorization=authorization,
+        start_s=start_s,
+        notes=notes,
+        process=process,
+        held_port=held_port,
+    )
+
+
+def attach(
+    base_url: str,
+    *,
+    model: str | None = None,
+    api_key: str | None = None,
+    ready_path: str = "/health",
+    ready_timeout_s: float = 30.0,
+) -> Server:
+    """A server that runs already: the same interface, no process. Raises ServerError.
+
+    `user:password@` in the URL becomes basic authorization (unless there is an API key); a path `/v1` is
+    dropped, since people copy it from client settings.
+    """
+    shown = Secrets(()).redact(base_url)
+    try:
+        url = urlsplit(base_url)
+        port = url.port or (443 if url.scheme == "https" else 80)
+    except ValueError as error:
+        raise ServerError(f"{shown!r} is no URL: {error}") from error
+    path = url.path.rstrip("/")
+    if url.scheme not in ("http", "https") or not url.hostname or path not in ("", "/v1") or url.query:
+        raise ServerError(f"{shown!r} is no server's URL: write it like http://127.0.0.1:30000")
+    address = f"{url.scheme}://{url.netloc.rpartition('@')[2]}"
+    authorization = None
+    if api_key:
+        authorization = f"Bearer {api_key}"
+    elif url.username is not None:
+        userinfo = f"{unquote(url.username)}:{unquote(url.password or '')}"
+        authorization = "Basic " + base64.b64encode(userinfo.encode()).decode()
+
+    def never(wait_s: float) -> bool:
+        time.sleep(wait_s)
+        return False
+
+    secrets = Secrets.collect((), {}, api_key, (base_url,))
+    with _client(address, authorization) as client:
+        seen = _wait_ready(client, ready_path, ready_timeout_s, never)
+        if seen is not None:
+            raise ServerError(f"{address} not ready after {ready_timeout_s:g} s: {secrets.redact(seen)}")
+        try:
+            model = model or _first_model(client)
+        except _NoModelError as error:
+            raise ServerError(f"{address}: {secrets.redact(str(error))}") from error
+    return Server(
+        name=address,
+        base_url=address,
+        port=port,
+        model=model,
+        api_key=api_key,
+        authorization=authorization,
+    )
+
+
+def recorded_env(spec: ServerSpec) -> tuple[tuple[str, str], ...]:
+    """The environment the server gets, sorted by name, secrets replaced: for the campaign."""
+    env = _environment(spec)
+    return Secrets.collect(_command(spec), env, spec.api_key).redact_env(env)
+
+
+def recorded_command(spec: ServerSpec) -> tuple[str, ...]:
+    """The command with `{python}` replaced, `{port}` kept, secrets replaced: for the campaign."""
+    command = _command(spec)
+    return Secrets.collect(command, _environment(spec), spec.api_key).redact_argv(command)
+
+
+def _command(spec: ServerSpec) -> tuple[str, ...]:
+    python = spec.python or sys.executable
+    return tuple(argument.replace("{python}", python) for argument in spec.command)
+
+
+def _environment(spec: ServerSpec) -> dict[str, str]:
+    env = {name: os.environ[name] for name in INHERITED_ENV if name in os.environ}
+    env.update(spec.env)
+    if spec.python is None and any("{python}" in argument for argument in spec.command):
+        # So that `{python} -m perf.emulator` works from any folder, as it does from ours.
+        paths = [path for path in (env.get("PYTHONPATH"), str(_PACKAGE_ROOT)) if path]
+        env["PYTHONPATH"] = os.pathsep.join(paths)
+    return env
+
+
+# -- asking the server
+
+
+class _NoModelError(Exception):
+    pass
+
+
+class _Model(BaseModel):
+    id: Annotated[str, Field(min_length=1, max_length=500)]
+
+
+class _Models(BaseModel):
+    data: Annotated[list[_Model], Field(min_length=1)]
+
+
+def _client(base_url: str, authorization: str | None) -> httpx2.Client:
+    # trust_env=False: a proxy or a .netrc of the user's has no part in talking to our own server.
+    headers = {"Accept-Encoding": "identity"} | ({"Authorization": authorization} if authorization else {})
+    return httpx2.Client(base_url=base_url, headers=headers, trust_env=False)
+
+
+def _get(client: httpx2.Client, path: str, timeout_s: float, max_bytes: int) -> tuple[int, bytes]:
+    """Status and the first bytes of the body, as far as they came in time. Raises httpx2.HTTPError."""
+    deadline = time.monotonic() + timeout_s
+    body = b""
+    with client.stream("GET", path, timeout=timeout_s) as response:
+        for chunk in response.iter_bytes():
+            body += chunk
+            if len(body) >= max_bytes or time.monotonic() > deadline:
+                break
+        return response.status_code, body[:max_bytes]
+
+
+def _wait_ready(
+    client: httpx2.Client, ready_path: str, timeout_s: float, wait_exited: Callable[[float], bool]
+) -> str | None:
+    """None when ready; else, when the time is up or the server ended, what it answered last."""
+    deadline = time.monotonic() + timeout_s
+    seen = "nothing"
+    while True:
+        for path in (ready_path, MODELS_PATH):
+            limit_s = min(PROBE_TIMEOUT_S, max(POLL_INTERVAL_S, deadline - time.monotonic()))
+            try:
+                status, body = _get(client, path, limit_s, MAX_ANSWER_BYTES)
+            except httpx2.HTTPError as error:
+                seen = f"no HTTP answer on {path} ({type(error).__name__}: {_printable(str(error))})"
+                break
+            if status == httpx2.codes.OK:
+                return None
+            seen = f"HTTP {status} on {path} {_printable(body.decode(errors='replace'))}".rstrip()
+            if status != httpx2.codes.NOT_FOUND:
+                break
+        remaining_s = deadline - time.monotonic()
+        if remaining_s <= 0 or wait_exited(min(POLL_INTERVAL_S, remaining_s)):
+            return seen
+
+
+def _first_model(client: httpx2.Client) -> str:
+    advice = "set `model` in the suite"
+    try:
+        # Asked once of a server that says it is ready, so with more patience than the probes.
+        status, body = _get(client, MODELS_PATH, 4 * PROBE_TIMEOUT_S, MAX_MODELS_BYTES)
+    except httpx2.HTTPError as error:
+        raise _NoModelError(f"{MODELS_PATH} does not answer ({type(error).__name__}): {advice}") from error
+    if status != httpx2.codes.OK:
+        raise _NoModelError(f"{MODELS_PATH} answers HTTP {status}: {advice}")
+    try:
+        name = _Models.model_validate_json(body).data[0].id
+    except ValidationError as error:
+        start = _printable(body[:MAX_ANSWER_BYTES].decode(errors="replace"))
+        raise _NoModelError(f"{MODELS_PATH} names no model but answers {start!r}: {advice}") from error
+    if not name.isprintable():
+        raise _NoModelError(f"{MODELS_PATH} names a model with control characters, {name!r}: {advice}")
+    return name
+
+
+# -- the process and its supervisor
+
+
+class _Event(BaseModel):
+    """A line from the supervisor; see there."""
+
+    event: str
+    pid: int = 0
+    code: int | None = None
+    signal: str | None = None
+    reason: str = ""
+    left: tuple[str, ...] = ()
+
+
+class _Process:
+    """A command under its supervisor."""
+
+    def __init__(
+        self,
+        name: str,
+        command: tuple[str, ...],
+        env: Mapping[str, str],
+        cwd: Path,
+        secrets: Secrets,
+        log_path: Path,
+        grace_s: float,
+    ) -> None:
+        self.name = name
+        self.log_path = log_path
+        self._secrets = secrets
+        self._grace_s = grace_s
+        self._events: dict[str, _Event] = {}
+        self._ended = False  # the supervisor; an event without a name
+        self._changed = threading.Condition()
+        order = Order(
+            command=command,
+            env=dict(env),
+            cwd=str(cwd.absolute()),
+            secrets=secrets.values,
+            grace_s=grace_s,
+            parent=os.getpid(),
+        )
+        module_path = [*map(os.path.abspath, sys.path), str(_PACKAGE_ROOT)]
+        try:
+            with log_path.open("wb") as log:
+                # Given as stderr, so that a traceback of the supervisor itself is found there too.
+                self._supervisor = subprocess.Popen(
+                    [sys.executable, "-I", "-c", _BOOT, json.dumps(module_path)],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=log,
+                    start_new_session=True,  # Ctrl-C at the terminal is for pytest alone
+                )
+        except OSError as error:
+            raise ServerError(f"server {name}: cannot start with log {log_path}: {error}") from error
+        # A thread, since whoever asks for the exit status must never wait for a pipe.
+        self._listener = threading.Thread(target=self._listen, name=f"perf-{name}", daemon=True)
+        self._listener.start()
+        assert self._supervisor.stdin is not None
+        with suppress(BrokenPipeError):  # it died: `wait_started` says so
+            self._supervisor.stdin.write(order.to_json().encode() + b"\n")
+            self._supervisor.stdin.flush()
+
+    def _listen(self) -> None:
+        assert self._supervisor.stdout is not None
+        with self._supervisor.stdout as lines:
+            for line in lines:
+                event = _Event.model_validate_json(line)
+                with self._changed:
+                    self._events[event.event] = event
+                    self._changed.notify_all()
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+
+    def _wait(self, event: str, timeout_s: float) -> _Event | None:
+        """The event, or None when it did not come in time or will not come any more."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._ended or event in self._events, timeout_s)
+            return self._events.get(event)
+
+    @property
+    def pid(self) -> int:
+        """Of the command."""
+        return self._events["started"].pid
+
+    def wait_started(self) -> None:
+        """Until the command runs. Raises ServerError."""
+        if self._wait("started", SUPERVISOR_WAIT_S) is None:
+            failed = self._events.get("failed")
+            raise self.error(f"cannot start: {failed.reason if failed else 'its supervisor did not run'}")
+
+    def wait_exited(self, timeout_s: float) -> bool:
+        """True as soon as it has ended."""
+        return self._wait("exited", timeout_s) is not None or self._ended
+
+    def exit_status(self) -> ExitStatus | None:
+        """None while it runs."""
+        with self._changed:
+            exited = self._events.get("exited")
+            if exited is not None:
+                return ExitStatus(code=exited.code, signal=exited.signal)
+            return ExitStatus(code=None, signal=None) if self._ended else None
+
+    def notes(self) -> tuple[str, ...]:
+        """Trouble that is no reason to stop."""
+        failed = self._events.get("log_failed")
+        return (f"the log could not be written and is cut: {failed.reason}",) if failed else ()
+
+    def log_tail(self, lines: int) -> str:
+        """See Server."""
+        try:
+            with self.log_path.open("rb") as log:
+                size = log.seek(0, os.SEEK_END)
+                log.seek(max(0, size - MAX_TAIL_BYTES))
+                text = log.read(MAX_TAIL_BYTES).decode(errors="replace")
+        except OSError:  # removed, or a device: no reason to lose the message that wanted the tail
+            return ""
+        # Of a progress bar that rewrites its line, what was visible last.
+        shown = [_printable(line.rstrip("\r").rpartition("\r")[2]) for line in text.split("\n")]
+        return "\n".join([line[:MAX_TAIL_COLUMNS] for line in shown if line][-lines:] if lines > 0 else [])
+
+    def error(self, reason: str) -> ServerError:
+        """With the end of the log."""
+        reason = "; ".join((reason, *self.notes()))
+        return ServerError(f"server {self.name}: {reason}", self.log_path, self.log_tail(20))
+
+    def check_owner(self, port: int) -> tuple[str, ...]:
+        """Notes when it cannot be told who listens. Raises ServerError when it is a stranger."""
+        try:
+            listening = {
+                connection.pid
+                for connection in psutil.net_connections("tcp")
+                if connection.status == psutil.CONN_LISTEN
+                and connection.laddr
+                and connection.laddr.port == port
+                and connection.laddr.ip in _LOCAL_ADDRESSES
+            }
+            ours = {child.pid for child in psutil.Process(self._supervisor.pid).children(recursive=True)}
+        except (psutil.Error, OSError) as error:
+            listening, ours = set(), set()
+            why = f" ({type(error).__name__})"
+        else:
+            why = ""
+        strangers = sorted(pid for pid in listening - ours if pid is not None)
+        if strangers:
+            who = "; ".join(_described(pid, self._secrets) for pid in strangers)
+            raise self.error(f"a stranger answers on port {port}: pid {who}; stop it, or start again")
+        if not listening or None in listening:
+            return (f"who listens on port {port} could not be determined{why}",)
+        return ()
+
+    def stop(self) -> None:
+        """End it with all descendants; see Server."""
+        assert self._supervisor.stdin is not None
+        with suppress(BrokenPipeError):
+            self._supervisor.stdin.close()  # this is the order to stop; it cannot get lost
+        stopped = self._wait("stopped", self._grace_s + KILL_WAIT_S + SUPERVISOR_WAIT_S)
+        if stopped is None and not self._ended:
+            raise ServerError(
+                f"server {self.name} is still being stopped by its supervisor, pid {self._supervisor.pid}",
+                self.log_path,
+            )
+        self._supervisor.wait(SUPERVISOR_WAIT_S)
+        left = stopped.left if stopped else self._left_without_supervisor()
+        if left:
+            pids = " ".join(line.split()[0] for line in left)
+            raise ServerError(
+                f"server {self.name} left processes that did not end: {'; '.join(left)}\nend them: kill -9 {pids}",
+                self.log_path,
+            )
+
+    def _left_without_supervisor(self) -> tuple[str, ...]:
+        """Who is still in the server's session. Not killed: without the supervisor it is not proven ours."""
+        started = self._events.get("started")
+        left = []
+        for process in psutil.process_iter() if started else ():
+            with suppress(psutil.Error, ProcessLookupError, PermissionError):
+                if os.getsid(process.pid) == self.pid and process.status() != psutil.STATUS_ZOMBIE:
+                    left.append(_described(process.pid, self._secrets))
+        return tuple(left)
+
+
+def _described(pid: int, secrets: Secrets) -> str:
+    try:
+        process = psutil.Process(pid)
+        return f"{pid} {' '.join(secrets.redact_argv(tuple(process.cmdline()))) or process.name()}"
+    except psutil.Error:
+        return f"{pid} ?"
+
+
+def _printable(text: str) -> str:
+    """Without colours; other control characters, which could rewrite the screen, made visible."""
+    plain = _ANSI.sub("", text).replace("\t", " ")
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in plain)

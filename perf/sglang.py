@@ -1,0 +1,121 @@
+"""SGLang's own endpoints: cache flush, counters, what it says of itself. Used where a server has them.
+
+Every call here is a control call: made between rounds, never inside the measured window. A server that lacks an
+endpoint answers None, not zero.
+"""
+
+import time
+from dataclasses import dataclass
+
+import httpx2
+from prometheus_client.parser import text_string_to_metric_families
+
+from perf.trace import Counters
+
+#: A control call that takes longer is not going to answer; between rounds it would only cost rig-minutes.
+CALL_TIMEOUT_S = 10.0
+
+#: The counters of a finished request appear with a delay, since SGLang's processes hand them on; waited for this long.
+COUNTER_SETTLE_S = 5.0
+COUNTER_POLL_S = 0.1
+
+#: Bodies beyond this are no answer to a control call.
+MAX_BODY_BYTES = 32 * 1024 * 1024
+
+_METRICS = {
+    "sglang:generation_tokens_total": "generated",
+    "sglang:prompt_tokens_total": "prompt",
+    "sglang:cached_tokens_total": "cached",
+    "sglang:spec_verify_calls_total": "verify_steps",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerInfo:
+    """What a server says of itself; None where it does not."""
+
+    version: str | None
+    speculative_algorithm: str | None
+
+
+class Control:
+    """Control calls to one server."""
+
+    def __init__(self, base_url: str, authorization: str | None) -> None:
+        headers = {"Authorization": authorization} if authorization else {}
+        self._client = httpx2.Client(
+            base_url=base_url, headers=headers, timeout=CALL_TIMEOUT_S, trust_env=False, follow_redirects=False
+        )
+
+    def close(self) -> None:
+        """Give the connection back."""
+        self._client.close()
+
+    def flush_cache(self) -> bool:
+        """Empty the prefix cache; False where the server cannot."""
+        return self._text("POST", "/flush_cache") is not None
+
+    def info(self) -> ServerInfo:
+        """Version and speculation, by the new endpoint name or the old one."""
+        for path in ("/server_info", "/get_server_info"):
+            answer = self._get_json(path)
+            if answer is not None:
+                return ServerInfo(
+                    version=_text_of(answer.get("version")),
+                    speculative_algorithm=_text_of(answer.get("speculative_algorithm")),
+                )
+        return ServerInfo(version=None, speculative_algorithm=None)
+
+    def counters(self) -> Counters | None:
+        """The server's counters now; None where it has none."""
+        text = self._text("GET", "/metrics")
+        if text is None:
+            return None
+        totals: dict[str, float] = {}
+        try:
+            for family in text_string_to_metric_families(text):
+                for sample in family.samples:
+                    name = _METRICS.get(sample.name)
+                    if name is not None:
+                        totals[name] = totals.get(name, 0.0) + sample.value
+        except ValueError:  # not Prometheus text: no counters of SGLang's
+            return None
+        counted = {name: int(value) for name, value in totals.items()}
+        return Counters(**counted) if counted else None
+
+    def settled_counters(self, before: Counters | None, generated: int) -> Counters | None:
+        """The counters once they show `generated` tokens since `before`, or as they are after COUNTER_SETTLE_S."""
+        if before is None:
+            return None
+        deadline = time.monotonic() + COUNTER_SETTLE_S
+        while True:
+            now = self.counters()
+            if now is None:
+                return None
+            seen = now.since(before).generated
+            if seen is None or seen >= generated or time.monotonic() > deadline:
+                return now
+            time.sleep(COUNTER_POLL_S)
+
+    def _get_json(self, path: str) -> dict[str, object] | None:
+        try:
+            response = self._client.get(path)
+            if response.status_code != 200 or len(response.content) > MAX_BODY_BYTES:
+                return None
+            value: object = response.json()
+        except (httpx2.HTTPError, ValueError, RecursionError):
+            return None
+        return value if isinstance(value, dict) else None
+
+    def _text(self, method: str, path: str) -> str | None:
+        try:
+            response = self._client.request(method, path)
+        except httpx2.HTTPError:
+            return None
+        if response.status_code != 200 or len(response.content) > MAX_BODY_BYTES:
+            return None
+        return response.text
+
+
+def _text_of(value: object) -> str | None:
+    return value if isinstance(value, str) and value else None

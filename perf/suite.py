@@ -1,0 +1,592 @@
+"""Suite files: TOML text to a `Suite`. Strict: an error names the file, the dotted key, what was seen, what is allowed.
+
+The keys, their defaults and what is allowed stand once, in the `_File` models below: the loader, its messages and the
+reference in docs/suite-files.md all come from them.
+"""
+
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import ErrorDetails
+
+from perf.workload import Endpoint, Workload, WorkloadError, find_set, read_set
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+NAMES = "letters, digits, '.', '_' and '-', the first a letter or digit, at most 100"
+
+#: Markers a suite may carry; every case has the marker `perf` besides.
+MARKERS = ("gpu", "sglang_cpu", "rehearsal")
+
+#: Names that stand for something else in case ids and among the files of a baseline store.
+RESERVED_VARIANTS = ("expect", "crossover")
+
+MAX_LEVEL = 100_000
+MAX_TOKENS = 10_000_000
+MAX_SUITE_BYTES = 4 * 1024 * 1024
+
+Requires = Literal["gpu", "cpu"]
+Place = int | Literal["saturation", "every level"]
+
+
+class SuiteError(ValueError):
+    """A suite file that cannot be used. One line for each thing that is wrong."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gate:
+    """What is asked of the verdict. `margin` is a relative loss, `alpha` the false alarms of the whole suite."""
+
+    margin: float
+    alpha: float
+    power: float
+    budget_minutes: float | None
+    max_launches: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variant:
+    """A named way to run the server; `command` still holds `{port}` and `{python}`."""
+
+    name: str
+    command: tuple[str, ...]
+    python: str | None
+    env: tuple[tuple[str, str], ...]
+    ready_path: str
+    ready_timeout_s: float
+    model: str | None
+    api_key_env: str | None
+    api_key_file: str | None
+    speculative: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expectation:
+    """`variant` is at least `at_least` times the best of `of`, at a level, every level, or saturation."""
+
+    variant: str
+    at_least: float
+    of: tuple[str, ...]
+    at: Place
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """Variant x level: the unit of verdict, and one pytest item."""
+
+    id: str
+    suite: str
+    variant: str
+    level: int
+    workload_digest: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Relation:
+    """One expectation at one place: one pytest item. `level` is None where the place is saturation."""
+
+    id: str
+    suite: str
+    variant: str
+    at_least: float
+    of: tuple[str, ...]
+    level: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suite:
+    """One suite file, resolved."""
+
+    name: str
+    source: Path
+    requires: Requires
+    gpus: int
+    marker: str | None
+    emulated: bool
+    workload: Workload
+    gate: Gate
+    variants: tuple[Variant, ...]
+    expectations: tuple[Expectation, ...]
+
+    @property
+    def cases(self) -> tuple[Case, ...]:
+        """Every case, variant by variant in the order of the file."""
+        return tuple(
+            Case(
+                id=f"{self.name}/{variant.name}/{self.level_name(level)}",
+                suite=self.name,
+                variant=variant.name,
+                level=level,
+                workload_digest=self.workload.digest(level),
+            )
+            for variant in self.variants
+            for level in self.workload.levels
+        )
+
+    @property
+    def relations(self) -> tuple[Relation, ...]:
+        """Every relation; `every level` is one for each."""
+        return tuple(self._relations())
+
+    @property
+    def family(self) -> int:
+        """How many verdicts share the suite's alpha, whatever part of it is selected."""
+        return len(self.cases) + len(self.relations)
+
+    @property
+    def advisory(self) -> bool:
+        """Measured and shown, never gated: the protocol does not claim to reach its levels."""
+        return not self.workload.level_must_be_reached
+
+    def level_name(self, level: int) -> str:
+        """`c016`: padded to the widest level of the suite, at least 3, since `-k` matches substrings."""
+        width = max(3, *(len(str(each)) for each in self.workload.levels))
+        return f"c{level:0{width}d}"
+
+    def _relations(self) -> Iterator[Relation]:
+        for expectation in self.expectations:
+            factor = "" if expectation.at_least == 1 else f"{expectation.at_least:g}x-"
+            stem = f"{self.name}/expect/{expectation.variant}-{factor}of-{'-'.join(expectation.of)}"
+            levels: tuple[int | None, ...]
+            if expectation.at == "saturation":
+                levels = (None,)
+            elif expectation.at == "every level":
+                levels = self.workload.levels
+            else:
+                levels = (expectation.at,)
+            for level in levels:
+                yield Relation(
+                    id=f"{stem}/{'saturation' if level is None else self.level_name(level)}",
+                    suite=self.name,
+                    variant=expectation.variant,
+                    at_least=expectation.at_least,
+                    of=expectation.of,
+                    level=level,
+                )
+
+
+# The file, as written. `description` is what is allowed: the words of every error and of the reference.
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+
+_Count = Annotated[int, Field(ge=1, le=1_000_000)]
+_Text = Annotated[str, Field(min_length=1, pattern=r"^[^\x00]*$")]
+
+
+class _SuiteTable(_Table):
+    name: str = Field(pattern=f"^{NAME.pattern}$", description=f"a name: {NAMES}")
+    requires: Requires = Field(default="cpu", description='"gpu" or "cpu"')
+    gpus: int | None = Field(
+        default=None,
+        ge=0,
+        le=1024,
+        description='a whole number of GPUs; 1 or more where requires is "gpu", else 0',
+    )
+    marker: Literal["gpu", "sglang_cpu", "rehearsal"] | None = Field(
+        default=None, description=f"one of {', '.join(MARKERS)}, or left out"
+    )
+    rig: Literal["emulated"] | None = Field(default=None, description='"emulated" where time is synthetic, or left out')
+
+
+class _WorkloadTable(_Table):
+    prompts: _Text = Field(
+        default="coding-agentic", description="a shipped prompt set, or a path relative to the suite file"
+    )
+    concurrency: list[Annotated[int, Field(ge=1, le=MAX_LEVEL)]] = Field(
+        min_length=1,
+        max_length=1000,
+        description=f"a list of whole numbers from 1 to {MAX_LEVEL}, none twice",
+    )
+    requests_per_level: _Count | None = Field(
+        default=None, description="a whole number of at least 1, without min_requests and requests_per_stream"
+    )
+    min_requests: _Count | None = Field(default=None, description="a whole number of at least 1 (default 30)")
+    requests_per_stream: _Count | None = Field(default=None, description="a whole number of at least 1 (default 4)")
+    output_tokens: int | dict[str, int] = Field(
+        description=f"a whole number from 1 to {MAX_TOKENS}, or a table of such numbers with `default` and levels"
+    )
+    rounds: Annotated[int, Field(ge=1, le=1000)] = Field(default=1, description="a whole number from 1 to 1000")
+    warmup_requests: Annotated[int, Field(ge=0, le=100_000)] = Field(
+        default=8, description="a whole number from 0 to 100000"
+    )
+    seed: Annotated[int, Field(ge=0, le=2**63 - 1)] = Field(default=20, description="a whole number of at least 0")
+    endpoint: Endpoint = Field(default="chat", description='"chat" or "completions"')
+    temperature: Annotated[float, Field(ge=0, le=2)] = Field(default=0.0, description="a number from 0 to 2")
+    level_reached: Literal["required", "not required"] = Field(
+        default="required", description='"required" or "not required"'
+    )
+
+
+class _GateTable(_Table):
+    margin: Annotated[float, Field(gt=0, lt=1)] = Field(
+        default=0.03, description="a relative loss between 0 and 1, such as 0.03 for 3 %"
+    )
+    alpha: Annotated[float, Field(gt=0, lt=0.5)] = Field(default=0.01, description="a number between 0 and 0.5")
+    power: Annotated[float, Field(ge=0.5, lt=1)] = Field(default=0.95, description="a number from 0.5 to below 1")
+    budget_minutes: Annotated[float, Field(gt=0)] | None = Field(default=None, description="minutes, more than 0")
+    max_launches: Annotated[int, Field(ge=1, le=1000)] | None = Field(
+        default=None, description="a whole number from 1 to 1000"
+    )
+
+
+class _VariantTable(_Table):
+    extends: str | None = Field(default=None, description="the name of another variant of this file")
+    command: list[_Text] | None = Field(
+        default=None,
+        min_length=1,
+        description="a list of texts that is not empty and has {port} in one of them",
+    )
+    args: list[_Text] = Field(default=[], description="a list of texts, appended to the command")
+    python: _Text | None = Field(default=None, description="the path of the interpreter that {python} stands for")
+    env: dict[str, str] = Field(default={}, description="a table of texts: names are letters, digits and '_'")
+    ready_path: str | None = Field(default=None, pattern=r"^/[!-~]*$", description='a path that begins with "/"')
+    ready_timeout_s: Annotated[float, Field(gt=0, le=86_400)] | None = Field(
+        default=None, description="seconds, more than 0 and at most 86400"
+    )
+    model: _Text | None = Field(default=None, description="the name of the model to ask for")
+    api_key_env: str | None = Field(
+        default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", description="the name of an environment variable"
+    )
+    api_key_file: _Text | None = Field(default=None, description="the path of a file, relative to the suite file")
+    speculative: bool | None = Field(default=None, description="true or false")
+
+
+class _ExpectTable(_Table):
+    variant: str = Field(description="the name of a variant of this file")
+    at_least: Annotated[float, Field(gt=0, le=1000)] = Field(default=1.0, description="a factor, more than 0")
+    of: list[str] = Field(min_length=1, description="a list of other variants of this file, none twice")
+    at: Place = Field(default="saturation", description='a level of this suite, "every level" or "saturation"')
+
+
+class _File(_Table):
+    suite: _SuiteTable = Field(description="a table")
+    workload: _WorkloadTable = Field(description="a table")
+    gate: _GateTable = Field(default=_GateTable(), description="a table")
+    variants: dict[str, _VariantTable] = Field(min_length=1, description="a table for each variant, at least one")
+    expect: list[_ExpectTable] = Field(default=[], description="a list of tables, [[expect]]")
+
+
+#: Parts of the interface that this version does not have: refused with a sentence, never ignored.
+_NOT_BUILT = {
+    "reference": "fresh pairs against a reference build are not part of this version; remove [reference]",
+    "crossover": "a crossover level is not part of this version; remove this [[expect]]",
+}
+
+#: Defaults of a variant's keys that `extends` can inherit.
+DEFAULT_READY_PATH = "/health"
+DEFAULT_READY_TIMEOUT_S = 1800.0
+DEFAULT_MIN_REQUESTS = 30
+DEFAULT_REQUESTS_PER_STREAM = 4
+
+
+def load(path: Path) -> Suite:
+    """Read a suite file and its prompt set. Raises SuiteError."""
+    try:
+        if path.stat().st_size > MAX_SUITE_BYTES:
+            raise SuiteError(f"{path}: larger than {MAX_SUITE_BYTES} bytes; is it a suite file?")
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise SuiteError(f"{path}: cannot be read: {error.strerror}; give the path of a suite file") from error
+    except UnicodeDecodeError as error:
+        raise SuiteError(f"{path}: not UTF-8 text at byte {error.start}; a suite is a TOML file") from error
+    return parse(text, path)
+
+
+def parse(text: str, source: Path) -> Suite:
+    """Turn the text of a suite file into a Suite; `source` names it in errors and anchors relative paths."""
+    try:
+        data = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise SuiteError(f"{source}: not TOML: {error}") from error
+    _refuse_what_is_not_built(data, source)
+    try:
+        file = _File.model_validate(data)
+    except ValidationError as error:
+        raise SuiteError("\n".join(_messages(error, source))) from error
+    return _Resolver(file, source).suite()
+
+
+def _refuse_what_is_not_built(data: Mapping[str, object], source: Path) -> None:
+    if "reference" in data:
+        raise SuiteError(f"{source}: reference: {_NOT_BUILT['reference']}")
+    expectations = data.get("expect")
+    for place, table in enumerate(expectations if isinstance(expectations, list) else []):
+        if isinstance(table, dict) and "crossover" in table:
+            raise SuiteError(f"{source}: expect[{place}].crossover: {_NOT_BUILT['crossover']}")
+
+
+def _messages(error: ValidationError, source: Path) -> Iterator[str]:
+    said: set[str] = set()
+    for detail in error.errors(include_url=False):
+        message = f"{source}: {_explain(detail)}"
+        if message not in said:  # a value that fits no branch of a union is reported once for each branch
+            said.add(message)
+            yield message
+
+
+def _explain(detail: ErrorDetails) -> str:
+    place, table, field = _locate(detail["loc"])
+    if detail["type"] == "extra_forbidden":
+        keys = ", ".join(sorted(table.model_fields))
+        return f"{place}: unknown key; allowed here: {keys}"
+    allowed = table.model_fields[field].description if field else "a table"
+    if detail["type"] == "missing":
+        return f"{place}: missing; needed: {allowed}"
+    return f"{place}: seen {_toml(detail['input'])}; allowed: {allowed}"
+
+
+def _locate(loc: tuple[int | str, ...]) -> tuple[str, type[_Table], str | None]:
+    """The dotted key of an error, the table it belongs to, and the table's field."""
+    tables: dict[str, type[_Table]] = {
+        "suite": _SuiteTable,
+        "workload": _WorkloadTable,
+        "gate": _GateTable,
+        "variants": _VariantTable,
+        "expect": _ExpectTable,
+    }
+    head = str(loc[0]) if loc else ""
+    nested = head in ("variants", "expect")
+    depth = 2 if nested else 1
+    if head not in tables or len(loc) < depth + 1:
+        return _dotted(loc), _File, head if head in tables else None
+    table = tables[head]
+    field = str(loc[depth])
+    known = field in table.model_fields
+    # Behind the field only list places and table keys are the user's; the rest names branches of a union.
+    tail = [part for part in loc[depth + 1 :] if isinstance(part, int)] if known else list(loc[depth + 1 :])
+    return _dotted((*loc[: depth + 1], *tail)), table, field if known else None
+
+
+def _dotted(parts: tuple[int | str, ...]) -> str:
+    text = ""
+    for part in parts:
+        if isinstance(part, int):
+            text += f"[{part}]"
+        else:
+            text += ("." if text else "") + (part if re.fullmatch(r"[A-Za-z0-9_-]+", part) else repr(part))
+    return text or "the file"
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+class _Resolver:
+    """From the tables of one file to the values the rest of the suite works with."""
+
+    def __init__(self, file: _File, source: Path) -> None:
+        self.file = file
+        self.source = source
+
+    def suite(self) -> Suite:
+        table = self.file.suite
+        gpus = table.gpus if table.gpus is not None else int(table.requires == "gpu")
+        if (gpus > 0) != (table.requires == "gpu"):
+            raise self.error("suite.gpus", str(gpus), _allowed(_SuiteTable, "gpus"))
+        names = tuple(self.file.variants)
+        for name in names:
+            if not NAME.fullmatch(name):
+                raise self.error(f"variants.{name!r}", "this name", f"a name: {NAMES}")
+            if name in RESERVED_VARIANTS:
+                raise self.error(f"variants.{name}", "this name", f"any name but {' and '.join(RESERVED_VARIANTS)}")
+        workload = self.workload()
+        expectations = tuple(
+            self.expectation(place, each, names, workload.levels) for place, each in enumerate(self.file.expect)
+        )
+        gate = self.file.gate
+        suite = Suite(
+            name=table.name,
+            source=self.source,
+            requires=table.requires,
+            gpus=gpus,
+            marker=table.marker,
+            emulated=table.rig == "emulated",
+            workload=workload,
+            gate=Gate(
+                margin=gate.margin,
+                alpha=gate.alpha,
+                power=gate.power,
+                budget_minutes=gate.budget_minutes,
+                max_launches=gate.max_launches,
+            ),
+            variants=tuple(self.variant(name) for name in names),
+            expectations=expectations,
+        )
+        ids = [relation.id for relation in suite.relations]
+        for relation in ids:
+            if ids.count(relation) > 1:
+                raise self.error("expect", f"{relation} twice", "every expectation once")
+        return suite
+
+    def workload(self) -> Workload:
+        table = self.file.workload
+        levels = tuple(table.concurrency)
+        for level in levels:
+            if levels.count(level) > 1:
+                raise self.error("workload.concurrency", f"{level} twice", _allowed(_WorkloadTable, "concurrency"))
+        for key in ("min_requests", "requests_per_stream"):
+            if table.requests_per_level is not None and getattr(table, key) is not None:
+                raise self.error(
+                    f"workload.{key}",
+                    "this key beside requests_per_level",
+                    "one or the other: a number or the two keys",
+                )
+        default, by_level = self.output_tokens(table.output_tokens, levels)
+        try:
+            prompts = read_set(find_set(table.prompts, self.source.parent))
+        except WorkloadError as error:
+            raise SuiteError(f"{self.source}: workload.prompts: {error}") from error
+        return Workload(
+            prompt_set=table.prompts,
+            prompts=prompts,
+            levels=levels,
+            requests_per_level=table.requests_per_level,
+            min_requests=table.min_requests or DEFAULT_MIN_REQUESTS,
+            requests_per_stream=table.requests_per_stream or DEFAULT_REQUESTS_PER_STREAM,
+            output_tokens=default,
+            output_tokens_by_level=by_level,
+            rounds=table.rounds,
+            warmup_requests=table.warmup_requests,
+            seed=table.seed,
+            endpoint=table.endpoint,
+            temperature=table.temperature,
+            level_must_be_reached=table.level_reached == "required",
+        )
+
+    def output_tokens(
+        self, value: int | dict[str, int], levels: tuple[int, ...]
+    ) -> tuple[int, tuple[tuple[int, int], ...]]:
+        allowed = _allowed(_WorkloadTable, "output_tokens")
+        table = {"default": value} if isinstance(value, int) else value
+        for key, tokens in table.items():
+            where = "workload.output_tokens" + ("" if isinstance(value, int) else f".{key}")
+            if not 1 <= tokens <= MAX_TOKENS:
+                raise self.error(where, str(tokens), allowed)
+            if key != "default" and key not in map(str, levels):
+                raise self.error(where, "this key", f"default, or a level of this suite ({_list(levels)})")
+        if "default" not in table and set(map(str, levels)) - set(table):
+            missing = next(level for level in levels if str(level) not in table)
+            raise self.error("workload.output_tokens", f"no number for level {missing}", "`default`, or every level")
+        by_level = tuple((level, table[str(level)]) for level in levels if str(level) in table)
+        return table.get("default", by_level[0][1] if by_level else 1), by_level
+
+    def variant(self, name: str) -> Variant:
+        command: list[str] | None = None
+        args: list[str] = []
+        env: dict[str, str] = {}
+        settings: dict[str, object] = {}
+        for ancestor, table in self.lineage(name):
+            for key in table.model_fields_set:
+                if key == "args":
+                    args += table.args
+                elif key == "env":
+                    env |= self.checked_env(ancestor, table.env)
+                elif key == "command":
+                    command = table.command
+                elif key != "extends":
+                    settings[key] = getattr(table, key)
+                    # The two ways to give a key replace each other.
+                    other = {"api_key_env": "api_key_file", "api_key_file": "api_key_env"}.get(key)
+                    if other in table.model_fields_set:
+                        raise self.error(f"variants.{ancestor}.{key}", f"this key beside {other}", "one of the two")
+                    if other:
+                        settings.pop(other, None)
+        where = f"variants.{name}.command"
+        if command is None:
+            raise SuiteError(f"{self.source}: {where}: missing; needed: {_allowed(_VariantTable, 'command')}")
+        whole = (*command, *args)
+        if not any("{port}" in part for part in whole):
+            raise self.error(where, _toml(list(whole)), _allowed(_VariantTable, "command"))
+        merged = _VariantTable.model_validate(settings)
+        return Variant(
+            name=name,
+            command=whole,
+            python=merged.python,
+            env=tuple(env.items()),
+            ready_path=merged.ready_path or DEFAULT_READY_PATH,
+            ready_timeout_s=merged.ready_timeout_s or DEFAULT_READY_TIMEOUT_S,
+            model=merged.model,
+            api_key_env=merged.api_key_env,
+            api_key_file=merged.api_key_file,
+            speculative=_speculates(whole) if merged.speculative is None else merged.speculative,
+        )
+
+    def lineage(self, name: str) -> list[tuple[str, _VariantTable]]:
+        """The variant's tables from its oldest ancestor to itself."""
+        tables: list[tuple[str, _VariantTable]] = []
+        current: str | None = name
+        while current is not None:
+            if current in (seen for seen, _ in tables):
+                cycle = " -> ".join([*(seen for seen, _ in tables), current])
+                raise self.error(f"variants.{name}.extends", f"a circle ({cycle})", "a chain that ends")
+            table = self.file.variants[current]
+            tables.append((current, table))
+            if table.extends is not None and table.extends not in self.file.variants:
+                raise self.error(
+                    f"variants.{current}.extends",
+                    repr(table.extends),
+                    f"one of {_list(tuple(self.file.variants))}",
+                )
+            current = table.extends
+        return tables[::-1]
+
+    def checked_env(self, variant: str, env: dict[str, str]) -> dict[str, str]:
+        for name, value in env.items():
+            if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) or "\x00" in value:
+                raise self.error(f"variants.{variant}.env.{name!r}", _toml(value), _allowed(_VariantTable, "env"))
+        return env
+
+    def expectation(
+        self, place: int, table: _ExpectTable, names: tuple[str, ...], levels: tuple[int, ...]
+    ) -> Expectation:
+        where = f"expect[{place}]"
+        if table.variant not in names:
+            raise self.error(f"{where}.variant", repr(table.variant), f"one of {_list(names)}")
+        others = tuple(name for name in names if name != table.variant)
+        for name in table.of:
+            if name not in others or table.of.count(name) > 1:
+                raise self.error(f"{where}.of", _toml(table.of), f"other variants, none twice: {_list(others)}")
+        if isinstance(table.at, int) and table.at not in levels:
+            raise self.error(f"{where}.at", str(table.at), f"a level of this suite ({_list(levels)})")
+        return Expectation(variant=table.variant, at_least=table.at_least, of=tuple(table.of), at=table.at)
+
+    def error(self, key: str, seen: str, allowed: str) -> SuiteError:
+        return SuiteError(f"{self.source}: {key}: seen {seen}; allowed: {allowed}")
+
+
+def _speculates(command: tuple[str, ...]) -> bool:
+    return any(part.split("=", 1)[0] == "--speculative-algorithm" for part in command)
+
+
+def _allowed(table: type[_Table], field: str) -> str:
+    return str(table.model_fields[field].description)
+
+
+def _list(values: tuple[object, ...]) -> str:
+    return ", ".join(map(str, values)) or "none"
+
+
+def reference() -> tuple[tuple[str, str, str], ...]:
+    """Every key of a suite file as (dotted key, default as TOML or '', what is allowed), for the documentation."""
+    rows: list[tuple[str, str, str]] = []
+    for prefix, table in (
+        ("suite", _SuiteTable),
+        ("workload", _WorkloadTable),
+        ("gate", _GateTable),
+        ("variants.NAME", _VariantTable),
+        ("expect[]", _ExpectTable),
+    ):
+        for name, field in table.model_fields.items():
+            default = "" if field.is_required() or field.default in (None, [], {}) else _toml(field.default)
+            rows.append((f"{prefix}.{name}", default, str(field.description)))
+    return tuple(rows)

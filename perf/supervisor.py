@@ -1,0 +1,301 @@
+"""The process between pytest and a server: copies its log, and ends all its descendants whatever happens.
+
+One per launch, in a session of its own. It is told what to start by one JSON line on stdin (`Order`), reports
+events as JSON lines on stdout, and writes the server's output, secrets replaced, to stderr, which is the log
+file. It stops the server on a line `stop`, on end of file (pytest died, however), and on SIGINT, SIGTERM, SIGHUP.
+
+    {"event": "started", "pid": 4711}            {"event": "failed", "reason": "command not found: 'x'"}
+    {"event": "exited", "code": 1}               {"event": "exited", "signal": "SIGKILL"}
+    {"event": "log_failed", "reason": "..."}     {"event": "stopped", "left": ["4712 sglang::scheduler"]}
+
+On Linux orphaned descendants are handed to the supervisor by the kernel, so it knows for sure when nobody is
+left. Elsewhere a descendant that was orphaned before it was ever seen is missed, and nothing ends the server
+when the supervisor itself is killed.
+"""
+
+import ctypes
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass, field
+from types import FrameType
+
+import psutil
+
+from perf.secrets import Redactor, Secrets
+
+# Killed processes are gone in milliseconds unless they hang in a driver; waiting longer would not help them.
+KILL_WAIT_S = 10.0
+# How often descendants are looked for while stopping: new ones may be born. Each look reads all of /proc.
+SCAN_INTERVAL_S = 0.1
+CHUNK_BYTES = 65536
+# What may be in the pipe when the server ends (Linux: 1 MiB at most unless root raised it), in chunks.
+MAX_DRAIN_CHUNKS = 16
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_LINUX = sys.platform == "linux"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """What to start. `grace_s`: seconds between SIGTERM and SIGKILL."""
+
+    command: tuple[str, ...] = field(repr=False)
+    env: dict[str, str] = field(repr=False)  # all of it
+    cwd: str
+    secrets: tuple[str, ...] = field(repr=False)
+    grace_s: float
+    parent: int
+
+    def to_json(self) -> str:
+        """One line."""
+        return json.dumps(asdict(self))
+
+
+def main() -> None:
+    """Supervise one server to its end."""
+    # Unbuffered, so that nothing after the first line is swallowed.
+    with os.fdopen(0, "rb", buffering=0, closefd=False) as stdin:
+        line = stdin.readline()
+    if line:  # else the parent died before it said anything
+        Supervisor(Order(**json.loads(line))).run()
+
+
+class Supervisor:
+    """A single-threaded loop over four things: the order pipe, the server's output, signals, and time."""
+
+    def __init__(self, order: Order) -> None:
+        self._order = order
+        self._secrets = Secrets(tuple(order.secrets))
+        self._redactor = Redactor(self._secrets)
+        self._log_works = True
+        self._server = 0
+        self._output = -1
+        self._known: set[psutil.Process] = set()  # equal by pid and creation time: safe against reused pids
+        self._terminated: set[psutil.Process] = set()
+        self._selector = selectors.DefaultSelector()
+        self._stop_asked = False
+
+    def run(self) -> None:
+        """Start, watch, stop."""
+        self._hear_signals()
+        if _LINUX:
+            _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+            self._watch_parent()
+        os.set_blocking(0, False)
+        self._selector.register(0, selectors.EVENT_READ)
+        if not self._start():
+            return
+        while not self._stop_asked:
+            self._turn(timeout_s=None)
+        left = self._stop()
+        self._drain()
+        self._write(self._redactor.finish())
+        _report("stopped", left=left)
+
+    # -- what wakes it
+
+    def _hear_signals(self) -> None:
+        def note(_number: int, _frame: FrameType | None) -> None:
+            """Only there so that Python writes the number to the wake-up pipe."""
+
+        reader, writer = os.pipe()
+        os.set_blocking(reader, False)
+        os.set_blocking(writer, False)
+        signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, note)
+        self._wakeup = reader
+        self._selector.register(reader, selectors.EVENT_READ)
+
+    def _watch_parent(self) -> None:
+        """End of file on stdin does not come while a forked child of pytest holds the pipe's other end."""
+        try:
+            self._parent = os.pidfd_open(self._order.parent)
+        except OSError:  # Linux before 5.3, a seccomp filter, or already dead: then stdin has ended too
+            return
+        self._selector.register(self._parent, selectors.EVENT_READ)
+        self._stop_asked = os.getppid() != self._order.parent
+
+    def _turn(self, timeout_s: float | None) -> None:
+        """Wait for something to happen and attend to it."""
+        for key, _ in self._selector.select(timeout_s):
+            if key.fd == self._output:
+                self._copy()
+            elif key.fd == self._wakeup:
+                numbers = set(os.read(key.fd, CHUNK_BYTES))
+                self._stop_asked |= bool(numbers - {signal.SIGCHLD})
+            else:  # the parent says stop, closed the pipe, or died: all mean the same
+                self._selector.unregister(key.fd)
+                self._stop_asked = True
+        self._reap()
+
+    # -- the server
+
+    def _start(self) -> bool:
+        order = self._order
+        if not os.path.isdir(order.cwd):
+            _report("failed", reason=f"its working directory is no folder: {order.cwd}")
+            return False
+        self._output, writer = os.pipe()
+        os.set_blocking(self._output, False)
+        supervisor = os.getpid()
+
+        def in_child() -> None:
+            if _LINUX:  # a second line only: it reaches the direct child, not its children
+                _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+                if os.getppid() != supervisor:
+                    os._exit(1)
+
+        try:
+            process = subprocess.Popen(
+                order.command,
+                env=order.env,
+                cwd=order.cwd,
+                stdin=subprocess.DEVNULL,
+                stdout=writer,
+                stderr=writer,
+                start_new_session=True,
+                preexec_fn=in_child,  # noqa: PLW1509 (there are no threads here)
+            )
+        except FileNotFoundError:
+            reason = "command not found (or the interpreter its first line names)"
+        except (OSError, ValueError, subprocess.SubprocessError) as error:
+            reason = f"the command cannot be run: {error}"
+        else:
+            self._server = process.pid
+            process.returncode = 0  # all children are reaped here; keep Popen from waiting too
+            self._selector.register(self._output, selectors.EVENT_READ)
+            _report("started", pid=self._server)
+            return True
+        finally:
+            os.close(writer)
+        _report("failed", reason=self._secrets.redact(f"{reason}: {order.command[0]}"))
+        return False
+
+    def _reap(self) -> bool:
+        """Collect the dead, ours and adopted ones. True when no child is left."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return True
+            if pid == 0:
+                return False
+            if pid == self._server:
+                self._drain()  # its last words are in the log before its end is known
+                code = os.waitstatus_to_exitcode(status)
+                if code < 0:
+                    _report("exited", signal=_signal_name(-code))
+                else:
+                    _report("exited", code=code)
+                self._stop_asked = True
+
+    # -- the end
+
+    def _stop(self) -> list[str]:
+        """SIGTERM to all, SIGKILL after the grace time to who is left. Returns who survived that."""
+        for number, limit_s in ((signal.SIGTERM, self._order.grace_s), (signal.SIGKILL, KILL_WAIT_S)):
+            deadline = time.monotonic() + limit_s
+            while True:
+                # On Linux no child means no descendant: orphans become our children.
+                nobody = self._reap()
+                if nobody and _LINUX:
+                    return []
+                living = self._descendants()
+                if nobody and not living:
+                    return []
+                self._signal(living, number)
+                remaining_s = deadline - time.monotonic()
+                if remaining_s <= 0:
+                    break
+                self._turn(min(SCAN_INTERVAL_S, remaining_s))
+        return [self._described(process) for process in self._descendants()]
+
+    def _descendants(self) -> list[psutil.Process]:
+        """Who is alive of all that ever were seen below us. A zombie is dead, only not yet collected."""
+        self._known.update(psutil.Process().children(recursive=True))
+        self._known = {process for process in self._known if _lives(process)}
+        return list(self._known)
+
+    def _signal(self, processes: list[psutil.Process], number: signal.Signals) -> None:
+        for process in processes:
+            # SIGTERM once: to many servers a second one means "drop everything".
+            if number == signal.SIGTERM and process in self._terminated:
+                continue
+            self._terminated.add(process)
+            try:
+                process.send_signal(number)
+            except psutil.NoSuchProcess:
+                continue
+            except psutil.AccessDenied:  # changed its user: it is named among those left
+                continue
+
+    def _described(self, process: psutil.Process) -> str:
+        try:
+            command = " ".join(self._secrets.redact_argv(tuple(process.cmdline()))) or process.name()
+        except psutil.Error:
+            command = "?"
+        return f"{process.pid} {command}"
+
+    # -- the log
+
+    def _copy(self) -> bool:
+        """Move what is in the pipe to the log. False when there is no more for now."""
+        try:
+            chunk = os.read(self._output, CHUNK_BYTES)
+        except BlockingIOError:
+            return False
+        if not chunk:
+            self._selector.unregister(self._output)
+            os.close(self._output)
+            self._output = -1
+            return False
+        self._write(self._redactor.feed(chunk))
+        return True
+
+    def _drain(self) -> None:
+        for _ in range(MAX_DRAIN_CHUNKS):
+            if self._output < 0 or not self._copy():
+                return
+
+    def _write(self, text: bytes) -> None:
+        """To the log; when that fails, nowhere: the server must never block on a full pipe."""
+        while text and self._log_works:
+            try:
+                text = text[os.write(2, text) :]
+            except OSError as error:
+                # Not tried again: a log with a hole in it would mislead.
+                self._log_works = False
+                _report("log_failed", reason=str(error))
+
+
+def _prctl(option: int, value: int) -> None:
+    if ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), f"prctl({option}) failed")
+
+
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal
+        return f"signal {number}"
+
+
+def _report(event: str, **values: str | int | list[str]) -> None:
+    try:
+        os.write(1, (json.dumps({"event": event, **values}) + "\n").encode())
+    except OSError:  # the parent is gone; the work goes on
+        return

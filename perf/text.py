@@ -1,0 +1,56 @@
+"""Text for people: what comes from outside made harmless, numbers made readable. Pure."""
+
+import math
+import re
+
+#: Terminal sequences first (CSI, OSC, two-character escapes), then whatever control or format character is left,
+#: bidirectional overrides and line separators among them.
+_SEQUENCES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b[@-_]?")
+_CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]")
+
+
+def printable(text: str, limit: int = 300) -> str:
+    """One harmless line of text from outside: no terminal sequences, no controls, at most `limit` characters."""
+    line = _CONTROLS.sub(" ", _SEQUENCES.sub("", text[: 4 * limit]))
+    line = " ".join(line.split())
+    return line if len(line) <= limit else line[: limit - 3] + "..."
+
+
+def throughput(value: float) -> str:
+    """`2,984`, `92.7`, `0.84`: at least three significant digits of a rate in tok/s."""
+    if value >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def percent(change: float, digits: int = 1) -> str:
+    """A relative change with its sign: `-6.5 %`. Infinite ends of an interval are shown as such."""
+    if math.isinf(change) or change > 99:
+        return "+inf" if change > 0 else "-inf"
+    rounded = round(100 * change, digits)
+    return f"{rounded + 0.0:+.{digits}f} %"
+
+
+def share(value: float) -> str:
+    """A relative size without sign: `3 %`, `0.6 %`."""
+    return f"{100 * value:.3g} %"
+
+
+def milliseconds(seconds: float | None) -> str:
+    """`12.4`, or `-` where there is none."""
+    if seconds is None:
+        return "-"
+    value = 1000 * seconds
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
+
+
+def duration(seconds: float) -> str:
+    """`48 s`, `3 min 05 s`, `2 h 10 min`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min"

@@ -1,0 +1,325 @@
+"""From a suite's record to its verdicts. Pure: pytest and `python -m perf check` both call `judge`, so they agree."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from perf import relations
+from perf.gate import Judgement, Rule, Word, looks, tail
+from perf.gate import judge as judge_samples
+from perf.record import CaseRecord, LaunchRecord, Measurement, RelationRecord, SuiteRecord
+from perf.sample import LaunchSample, StoredCase, geometric_mean, throughputs
+from perf.text import printable
+from perf.validity import Reason, level_never_reached
+
+#: Launches before the first look at a case. Two, so that tonight says something of its own noise.
+FIRST_LOOK = 2
+
+#: "What moved with it" is an explanation, not a verdict: each interval is a plain 95 % one.
+EXPLANATION_TAIL = 0.025
+
+#: Pins acceptance on the server: with it on one side only, the two sides are not comparable (sglang#31609).
+SIMULATED_ACCEPTANCE = "SGLANG_SIMULATE_ACC_LEN"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What tonight's launches showed, as the table has it: geometric means over launches; None where there is none."""
+
+    launches: int
+    output_throughput: float
+    ttft_s: float
+    tpot_s: float | None
+    acceptance_length: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moved:
+    """Another metric of the case, and whether it moved. `unit` is empty for a plain number."""
+
+    name: str
+    unit: str
+    judgement: Judgement
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaseVerdict:
+    """The verdict of one case. `why` says in words why there is nothing to compare with, or too little."""
+
+    id: str
+    rig_id: str
+    variant: str
+    level: int
+    word: Word
+    margin: float
+    advisory: str | None
+    measured: Measured | None
+    judgement: Judgement | None
+    moved: tuple[Moved, ...]
+    reasons: tuple[Reason, ...]
+    why: str | None
+    notes: tuple[str, ...]
+    stored: StoredCase | None
+    launches: tuple[str, ...]
+    launch_s: float | None
+    stopped: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RelationVerdict:
+    """The verdict of one relation. `best` is the variant of `of` that it was compared with."""
+
+    id: str
+    variant: str
+    at_least: float
+    of: tuple[str, ...]
+    best: str | None
+    level: int
+    saturation: bool
+    word: Word
+    margin: float
+    advisory: str | None
+    judgement: Judgement | None
+    reasons: tuple[Reason, ...]
+    launches: tuple[str, ...]
+    launch_s: float | None
+    stopped: str | None
+
+
+Verdict = CaseVerdict | RelationVerdict
+
+
+def rule(suite: SuiteRecord) -> Rule:
+    """How sure a verdict of the suite must be."""
+    schedule = looks(FIRST_LOOK, suite.max_launches)
+    return Rule(margin=suite.margin, tail=tail(suite.alpha, suite.family, len(schedule)), power=suite.power)
+
+
+def judge(suite: SuiteRecord) -> tuple[Verdict, ...]:
+    """The verdict of every selected case and relation, in the order of the suite."""
+    cases = tuple(judge_case(suite, case) for case in suite.cases if case.selected)
+    return (*cases, *(judge_relation(suite, each) for each in suite.relations if each.selected))
+
+
+def judge_case(suite: SuiteRecord, case: CaseRecord) -> CaseVerdict:
+    """The verdict of one case from the launches that measured it."""
+    taken = measurements(suite, case.variant, case.level)
+    reasons = _reasons(suite, case, [measurement for _, measurement in taken])
+    samples = () if reasons else tuple(sample("", launch, measurement) for launch, measurement in taken)
+    launches = [launch for launch, _ in taken]
+    why = _not_comparable(suite, case, launches)
+    judgement: Judgement | None = None
+    if reasons:
+        word = Word.INVALID
+    elif why is not None or case.stored is None:
+        word = Word.NO_BASELINE
+    else:
+        judgement = judge_samples(throughputs(case.stored.launches), throughputs(samples), rule(suite))
+        word = judgement.word
+    return CaseVerdict(
+        id=case.id,
+        rig_id=suite.rig_id,
+        variant=case.variant,
+        level=case.level,
+        word=word,
+        margin=suite.margin,
+        advisory=suite.advisory,
+        measured=_measured(samples) if samples else None,
+        judgement=judgement,
+        moved=() if judgement is None or case.stored is None else tuple(_moved(case.stored.launches, samples, suite)),
+        reasons=reasons,
+        why=why,
+        notes=() if judgement is None or case.stored is None else tuple(_notes(case.stored, launches)),
+        stored=case.stored,
+        launches=tuple(launch.name for launch in launches),
+        launch_s=_mean([launch.duration_s for launch in launches]),
+        stopped=suite.stopped,
+    )
+
+
+def judge_relation(suite: SuiteRecord, record: RelationRecord) -> RelationVerdict:
+    """The verdict of one relation, from launches of this campaign alone."""
+    relation = record.relation
+    level = relations.level_of(relation, tuple(case.level for case in suite.cases))
+    reasons: list[Reason] = []
+    samples: dict[str, tuple[float, ...]] = {}
+    launches: list[LaunchRecord] = []
+    for variant in (relation.variant, *relation.of):
+        case = next(case for case in suite.cases if case.variant == variant and case.level == level)
+        taken = measurements(suite, variant, level)
+        launches += [launch for launch, _ in taken]
+        found = _reasons(suite, case, [measurement for _, measurement in taken])
+        if found:
+            reasons.append(
+                Reason(name=f"{case.id} is INVALID", seen=f"{found[0].name}: {found[0].seen}", advice=found[0].advice)
+            )
+        else:
+            samples[variant] = throughputs(sample("", launch, measurement) for launch, measurement in taken)
+    result = None if reasons else relations.judge(relation, samples, rule(suite))
+    return RelationVerdict(
+        id=relation.id,
+        variant=relation.variant,
+        at_least=relation.at_least,
+        of=relation.of,
+        best=None if result is None else result.best,
+        level=level,
+        saturation=relation.level is None,
+        word=Word.INVALID if result is None else result.word,
+        margin=suite.margin,
+        advisory=suite.advisory,
+        judgement=None if result is None else result.judgement,
+        reasons=tuple(reasons),
+        launches=tuple(launch.name for launch in launches),
+        launch_s=_mean([launch.duration_s for launch in launches]),
+        stopped=suite.stopped,
+    )
+
+
+def measurements(suite: SuiteRecord, variant: str, level: int) -> tuple[tuple[LaunchRecord, Measurement], ...]:
+    """Every launch that measured a case, with what it measured."""
+    return tuple(
+        (launch, measurement)
+        for launch in suite.launches
+        if launch.variant == variant
+        for measurement in launch.measurements
+        if measurement.level == level
+    )
+
+
+def sample(campaign: str, launch: LaunchRecord, measurement: Measurement) -> LaunchSample:
+    """One launch's sample of a case whose rounds all may be believed."""
+    summaries = [each.summary for each in measurement.rounds if each.summary is not None]
+    return LaunchSample(
+        campaign=campaign,
+        launch=launch.name,
+        output_throughput=tuple(each.output_throughput for each in summaries),
+        acceptance_length=tuple(each.acceptance_length for each in summaries),
+        ttft_s=tuple(each.ttft_s.p50 for each in summaries),
+        tpot_s=tuple(None if each.tpot_s is None else each.tpot_s.p50 for each in summaries),
+    )
+
+
+def _reasons(suite: SuiteRecord, case: CaseRecord, taken: list[Measurement]) -> tuple[Reason, ...]:
+    found = tuple(reason for measurement in taken for reason in measurement.all_reasons)
+    if found:
+        return found
+    requests = dict(suite.requests)[case.level]
+    if suite.level_must_be_reached and (reason := level_never_reached(case.level, requests)):
+        return (reason,)
+    if not taken or not all(measurement.rounds and _whole(measurement) for measurement in taken):
+        return (
+            Reason(
+                name="not measured",
+                seen=suite.stopped or "no round of this case was finished",
+                advice="give the campaign more minutes with --perf-budget-minutes, or read the server log",
+            ),
+        )
+    return ()
+
+
+def _whole(measurement: Measurement) -> bool:
+    return all(each.summary is not None for each in measurement.rounds)
+
+
+def _not_comparable(suite: SuiteRecord, case: CaseRecord, launches: list[LaunchRecord]) -> str | None:
+    stored = case.stored
+    if stored is None:
+        return "no baseline is stored for this case on this rig"
+    if stored.workload_digest != case.workload_digest:
+        return (
+            f"the stored baseline was asked another workload (digest {printable(stored.workload_digest, 32)}, "
+            f"now {case.workload_digest})"
+        )
+    if stored.power_limits_w != suite.power_limits_w:
+        return (
+            f"the stored baseline ran under other power limits ({_watts(stored.power_limits_w)}, "
+            f"now {_watts(suite.power_limits_w)})"
+        )
+    simulated = {dict(launch.variant_env).get(SIMULATED_ACCEPTANCE) for launch in launches}
+    if simulated and simulated != {stored.simulated_acceptance}:
+        now = ", ".join(str(value) for value in simulated)
+        was = stored.simulated_acceptance
+        return f"acceptance is simulated on one side only ({SIMULATED_ACCEPTANCE} was {was}, now {now})"
+    return None
+
+
+def _moved(before: tuple[LaunchSample, ...], after: tuple[LaunchSample, ...], suite: SuiteRecord) -> Iterator[Moved]:
+    explanation = Rule(margin=suite.margin, tail=EXPLANATION_TAIL, power=suite.power)
+    for name, unit, better in (
+        ("acceptance length", "", True),
+        ("steps/s", "", True),
+        ("TTFT", "ms", False),
+        ("TPOT", "ms", False),
+    ):
+        first, second = _per_launch(name, before), _per_launch(name, after)
+        if first is not None and second is not None:
+            yield Moved(
+                name=name,
+                unit=unit,
+                judgement=judge_samples(first, second, explanation, higher_is_better=better),
+            )
+
+
+def _per_launch(name: str, launches: tuple[LaunchSample, ...]) -> tuple[float, ...] | None:
+    """One positive number per launch of an explaining metric; None where a launch lacks it."""
+    values: list[float] = []
+    for launch in launches:
+        steps = [
+            rate / length if length else None
+            for rate, length in zip(launch.output_throughput, launch.acceptance_length, strict=True)
+        ]
+        metrics: dict[str, list[float | None]] = {
+            "acceptance length": list(launch.acceptance_length),
+            "steps/s": steps,
+            "TTFT": list(launch.ttft_s),
+            "TPOT": list(launch.tpot_s),
+        }
+        rounds = metrics[name]
+        known = [value for value in rounds if value is not None and value > 0]
+        if not known or len(known) != len(rounds):
+            return None
+        values.append(geometric_mean(known))
+    return tuple(values)
+
+
+def _measured(samples: tuple[LaunchSample, ...]) -> Measured:
+    def mean_of(name: str) -> float | None:
+        values = _per_launch(name, samples)
+        return None if values is None else geometric_mean(values)
+
+    return Measured(
+        launches=len(samples),
+        output_throughput=geometric_mean(throughputs(samples)),
+        ttft_s=mean_of("TTFT") or 0.0,
+        tpot_s=mean_of("TPOT"),
+        acceptance_length=mean_of("acceptance length"),
+    )
+
+
+def _notes(stored: StoredCase, launches: list[LaunchRecord]) -> Iterator[str]:
+    """Soft differences: shown beside the verdict, since they are what is being tested."""
+    latest = launches[-1]
+    for name, now, was in (
+        ("server version", latest.server_version, stored.server_version),
+        ("model", latest.model, stored.model),
+    ):
+        if now != was:
+            yield f"{name} {printable(now or '-', 80)}, was {printable(was or '-', 80)}"
+    if latest.command != stored.command:
+        new = [part for part in latest.command if part not in stored.command]
+        old = [part for part in stored.command if part not in latest.command]
+        yield f"command: now with {_words(new)}, was with {_words(old)}"
+    changed = sorted({name for name, _ in set(latest.variant_env) ^ set(stored.env)})
+    if changed:
+        yield f"environment: {printable(', '.join(changed), 200)} differ"
+
+
+def _words(parts: list[str]) -> str:
+    return printable(" ".join(parts), 160) or "nothing else"
+
+
+def _watts(limits: tuple[float | None, ...]) -> str:
+    return ", ".join("unknown" if limit is None else f"{limit:.0f} W" for limit in limits) or "none"
+
+
+def _mean(values: list[float]) -> float | None:
+    return sum(values) / len(values) if values else None
