@@ -70,7 +70,7 @@ class Profile:
 PROFILES: Mapping[str, Profile] = {
     "default": Profile(anchors_s=((1, 0.010), (8, 0.012), (32, 0.020), (128, 0.044))),
     "published-baseline": Profile(anchors_s=((1, 0.01077), (2, 0.01266), (30, 0.03859))),
-    "published-eagle3": Profile(anchors_s=((1, 0.02589), (2, 0.03257), (30, 0.17731)), acceptance=2.1),
+    "published-eagle3": Profile(anchors_s=((1, 0.02589), (2, 0.03258), (30, 0.17736)), acceptance=2.1),
 }
 PREFILL_MS = 15.0
 PREFILL_TOKEN_MS = 0.01
@@ -863,30 +863,41 @@ def log(line: str) -> None:
 # Command line
 
 
+def pairs(text: str) -> tuple[tuple[str, float], ...]:
+    """`all:0.1,10:0.05` as (("all", 0.1), ("10", 0.05))."""
+    try:
+        return tuple((key.strip(), float(value)) for key, value in (pair.split(":") for pair in text.split(",")))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"wanted pairs such as 10:0.5,30:1.5, seen {text!r}") from error
+
+
 def step_anchors(text: str) -> tuple[tuple[int, float], ...]:
-    """`1:10.7,30:38.5` as ((1, 10.7), (30, 38.5))."""
-    pairs = (pair.split(":") for pair in text.split(","))
-    return tuple((int(batch), float(step_ms)) for batch, step_ms in pairs)
+    return tuple((positive(batch), step_ms) for batch, step_ms in pairs(text))
 
 
 def slowdowns(text: str) -> Slowdown:
-    """`all:0.1,10:0.05` as a Slowdown."""
-    losses = {level.strip(): float(loss) for level, loss in (pair.split(":") for pair in text.split(","))}
+    losses = dict(pairs(text))
     everywhere = losses.pop("all", 0.0)
-    return Slowdown(everywhere=everywhere, at_level=tuple((int(level), loss) for level, loss in losses.items()))
+    try:
+        return Slowdown(
+            everywhere=everywhere, at_level=tuple((positive(level), loss) for level, loss in losses.items())
+        )
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def fault_kind(text: str) -> str:
-    if text.startswith(SLOW_START):
-        float(text.removeprefix(SLOW_START))
-    elif text not in REQUEST_FAULTS and (text not in PROCESS_FAULTS or "=" in text):
+    is_number = text.removeprefix(SLOW_START).replace(".", "", 1).isdecimal()
+    if text not in {*REQUEST_FAULTS, *PROCESS_FAULTS} - {f"{SLOW_START}SECONDS"} and not (
+        text.startswith(SLOW_START) and is_number
+    ):
         raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join((*REQUEST_FAULTS, *PROCESS_FAULTS))}")
     return text
 
 
 def positive(text: str) -> int:
-    if int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, seen {text}")
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"wanted a whole number from 1 on, seen {text!r}")
     return int(text)
 
 

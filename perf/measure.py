@@ -11,7 +11,7 @@ from pathlib import Path
 from perf import load, metrics, server, validity
 from perf.files import FileError, to_json, write_text
 from perf.record import LaunchRecord, Measurement, RoundRecord, now_utc
-from perf.secrets import Secrets
+from perf.redaction import Secrets
 from perf.sglang import Control
 from perf.suite import Suite, Variant
 from perf.text import printable

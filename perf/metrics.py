@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from perf.trace import RequestTrace, Round
 
-#: The share of the level that counts as loaded. In whole percent: 0.95 * level is not exact in binary.
+#: The share of the level that counts as loaded, in whole percent so that whole numbers are compared.
 STEADY_PERCENT = 95
 
 

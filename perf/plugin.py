@@ -1,1 +1,610 @@
-"""The pytest plugin: the only module that knows pytest."""
+"""The pytest plugin: options, items, the one measurement of a session, and what a user sees. The only module that
+knows pytest.
+
+A campaign is measured once, when the first item of a suite is set up, for exactly the items that are left after every
+selection; each item then judges its own case. The verdict is raised inside the item, so that JUnit, `--lf`, `-x` and
+the summary see it.
+"""
+
+import re
+import signal
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+from pytest_benchmark.fixture import BenchmarkFixture
+
+import perf
+from perf import campaign as campaigns
+from perf import load, record, report, suite, verdict
+from perf.baseline import Store
+from perf.files import FileError
+from perf.gate import Word
+from perf.measure import Bench, Show, api_key
+from perf.record import Campaign, CaseRecord, LaunchRecord, Measurement, RelationRecord, SuiteRecord
+from perf.rig import EMULATED_RIG_ID, Rig, probe
+from perf.sample import throughputs
+from perf.suite import Case, Relation, Suite, SuiteError
+from perf.text import printable
+from perf.validity import Reason
+from perf.verdict import CaseVerdict, Verdict
+
+MARKERS = {
+    "perf": "a case or relation of a suite: starts servers and measures them",
+    "gpu": "a case of a suite for a GPU rig",
+    "sglang_cpu": "a case of the suite for real SGLang on a CPU, or a test of it",
+    "rehearsal": "a case of the suite for the embedded emulated server",
+}
+
+T = TypeVar("T")
+
+SHIPPED_SUITES = Path(__file__).parent / "suites"
+
+
+class ReplayClock:
+    """The timer of pytest-benchmark for our items: it advances by the seconds per token of a launch, not by itself."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def advance(self, seconds: float) -> None:
+        """Let the benchmarked function have taken `seconds`."""
+        self.now += seconds
+
+
+CLOCK = ReplayClock()
+
+
+@dataclass(frozen=True, slots=True)
+class PerfItem:
+    """What one item is about: a case, a relation, or a suite file that could not be read."""
+
+    suite: Suite | None
+    subject: Case | Relation | None
+    problem: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """A verdict with what its item shows."""
+
+    verdict: Verdict
+    screen: str
+    throughputs: tuple[float, ...]
+
+
+def replay(benchmark: BenchmarkFixture, judged: Judged) -> None:
+    """Give pytest-benchmark a case's launches, seconds per token each, so that `ops` is tok/s (their harmonic mean)."""
+    if not judged.throughputs:
+        return  # nothing was measured that could be believed
+    launches = iter(judged.throughputs)
+    benchmark.extra_info["verdict"] = judged.verdict.word.value
+    benchmark.pedantic(  # type: ignore[no-untyped-call]
+        CLOCK.advance, setup=lambda: ((1 / next(launches),), {}), rounds=len(judged.throughputs)
+    )
+
+
+# Options
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Every option has an ini twin; precedence: command line, ini, suite, built-in."""
+    group = parser.getgroup("perf", "performance regression suite")
+    group.addoption(
+        "--perf-suite",
+        action="append",
+        metavar="PATH|NAME",
+        help="a suite file, or the name of a shipped one; may be repeated. Always with =",
+    )
+    parser.addini("perf_suite", "suite files or names of shipped suites, one a line", type="linelist", default=[])
+    for option in _OPTIONS:
+        group.addoption(f"--perf-{option.name}", metavar=option.metavar, help=option.help)
+        parser.addini(f"perf_{option.name.replace('-', '_')}", option.help)
+
+
+@dataclass(frozen=True, slots=True)
+class _Option:
+    name: str
+    metavar: str
+    help: str
+
+
+_OPTIONS = (
+    _Option("baselines", "DIR", "the folder of stored baselines (default: baselines)"),
+    _Option("campaign-dir", "DIR", "the folder of campaigns (default: .perf/campaigns)"),
+    _Option("margin", "SHARE", "the largest relative loss that is allowed: 3%% or 0.03 (default: the suite's)"),
+    _Option("budget-minutes", "N", "rig-minutes a suite may spend (default: the suite's)"),
+    _Option("max-launches", "N", "most launches of one variant (default: the suite's, else 8)"),
+    _Option("base-url", "URL", "ask a server that already runs: one variant, advisory, never promoted"),
+)
+
+
+def parse_margin(text: str) -> float:
+    """`3%` or `0.03`. Raises ValueError; a bare `3` is refused, since it could mean either."""
+    number = text.strip()
+    value = float(number.removesuffix("%")) / 100 if number.endswith("%") else float(number)
+    if not 0 < value < 1:
+        raise ValueError(number)
+    return value
+
+
+class Settings:
+    """The options of a session, read and checked. Raises pytest.UsageError."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self.baselines = self._folder("baselines", "baselines")
+        self.campaigns = self._folder("campaign-dir", ".perf/campaigns")
+        self.margin = self._value("margin", parse_margin, "a share such as 3% or 0.03")
+        self.budget_minutes = self._value("budget-minutes", _positive, "minutes, more than 0")
+        self.max_launches = self._value("max-launches", _count, "a whole number of at least 1")
+        self.base_url = self._value("base-url", _url, "http://HOST:PORT or https://HOST:PORT, without /v1")
+
+    def _text(self, name: str) -> tuple[str | None, bool]:
+        """The option's text and whether it is the command line's."""
+        given = self._config.getoption(f"perf_{name.replace('-', '_')}")
+        if given is not None:
+            return str(given), True
+        return str(self._config.getini(f"perf_{name.replace('-', '_')}") or "") or None, False
+
+    def _folder(self, name: str, default: str) -> Path:
+        text, from_command_line = self._text(name)
+        base = self._config.invocation_params.dir if from_command_line else self._config.rootpath
+        return base / (text or default)
+
+    def _value(self, name: str, read: Callable[[str], T], allowed: str) -> T | None:
+        text, from_command_line = self._text(name)
+        if text is None:
+            return None
+        try:
+            return read(text)
+        except ValueError as error:
+            key = f"--perf-{name}" if from_command_line else f"perf_{name.replace('-', '_')}"
+            raise pytest.UsageError(f"{key}: seen {text!r}; allowed: {allowed}") from error
+
+
+def _positive(text: str) -> float:
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise ValueError(text)
+    return value
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if not 1 <= value <= 1000:
+        raise ValueError(text)
+    return value
+
+
+def _url(text: str) -> str:
+    url = text.rstrip("/").removesuffix("/v1")
+    if not re.fullmatch(r"https?://[^\s/]+", url):
+        raise ValueError(text)
+    return url
+
+
+# Suites and items
+
+_SETTINGS = pytest.StashKey[Settings]()
+_ITEMS = pytest.StashKey[list[PerfItem]]()
+_BENCH = pytest.StashKey["Session"]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register markers, read the options, and refuse at once what can never measure."""
+    for name, meaning in MARKERS.items():
+        config.addinivalue_line("markers", f"{name}: {meaning}")
+    config.stash[_SETTINGS] = Settings(config)
+    if config.getoption("numprocesses", None) and _asks_for_cases(config):
+        raise pytest.UsageError(_NO_XDIST)
+    asked = config.getoption("perf_suite") or []
+    config.stash[_ITEMS] = list(_perf_items(config, asked))
+    problems = [item.problem for item in config.stash[_ITEMS] if item.problem]
+    if asked and problems:
+        raise pytest.UsageError("\n".join(problems))
+
+
+_NO_XDIST = "performance cases share one rig and cannot be spread over xdist workers: run them without -n"
+
+
+def _asks_for_cases(config: pytest.Config) -> bool:
+    """Does the command line name performance cases? (Items refuse xdist too: this only says it earlier.)"""
+    words = re.sub(r"\bnot\s+\w+", "", config.getoption("markexpr") or "")
+    return bool(config.getoption("perf_suite")) or any(re.search(rf"\b{name}\b", words) for name in MARKERS)
+
+
+def _perf_items(config: pytest.Config, asked: Sequence[str]) -> Iterator[PerfItem]:
+    base = config.invocation_params.dir if asked else config.rootpath
+    seen: dict[str, Path] = {}
+    for name in asked or config.getini("perf_suite"):
+        path = find_suite(name, base)
+        try:
+            loaded = suite.load(path)
+        except SuiteError as error:
+            yield PerfItem(None, None, str(error))
+            continue
+        if seen.setdefault(loaded.name, path) != path:
+            yield PerfItem(None, None, f"{path}: suite.name: {loaded.name!r} is also the name of {seen[loaded.name]}")
+            continue
+        subjects: tuple[Case | Relation, ...] = (*loaded.cases, *loaded.relations)
+        for subject in subjects:
+            yield PerfItem(loaded, subject)
+
+
+def find_suite(name: str, base: Path) -> Path:
+    """A suite file by path, or a shipped suite by name."""
+    shipped = SHIPPED_SUITES / f"{name}.toml"
+    if suite.NAME.fullmatch(name) and shipped.is_file() and not (base / name).is_file():
+        return shipped
+    return (base / name).resolve()
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """One item for every case and relation, and for every suite file that could not be read."""
+    if "perf_item" not in metafunc.fixturenames:
+        return
+    params = []
+    for item in metafunc.config.stash[_ITEMS]:
+        if item.suite is None or item.subject is None:
+            # Which marker it would have had is unknown: whoever asks for any of them is told.
+            params.append(pytest.param(item, id="unreadable", marks=[getattr(pytest.mark, name) for name in MARKERS]))
+            continue
+        names = ["perf", *([item.suite.marker] if item.suite.marker else [])]
+        params.append(pytest.param(item, id=item.subject.id, marks=[getattr(pytest.mark, name) for name in names]))
+    metafunc.parametrize("perf_item", params)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """What is left after every selection: refuse a run that would measure nothing, or something else."""
+    config = session.config
+    items = _selected(session)
+    problems = [item.problem for item in items if item.problem]
+    if problems:
+        raise pytest.UsageError("\n".join(problems))
+    if config.getoption("perf_suite") and not items and not hasattr(config, "workerinput"):
+        raise pytest.UsageError(
+            "--perf-suite was given, but no case of it is selected: add -m perf, and see -k and the paths given"
+        )
+    if not items:
+        return
+    for option in ("benchmark_skip", "benchmark_disable"):
+        if config.getoption(option, False):
+            raise pytest.UsageError(f"--{option.replace('_', '-')} would measure nothing and look green: leave it out")
+    if config.stash[_SETTINGS].base_url is not None:
+        variants = {name for item in items for name in _variants(item)}
+        if len(variants) != 1:
+            raise pytest.UsageError(
+                f"--perf-base-url is one running server: select exactly one variant with -k, "
+                f"seen {', '.join(sorted(variants))}"
+            )
+
+
+def _variants(item: PerfItem) -> tuple[str, ...]:
+    if isinstance(item.subject, Relation):
+        return (item.subject.variant, *item.subject.of)
+    return (f"{item.subject.suite}/{item.subject.variant}",) if item.subject else ()
+
+
+def _selected(session: pytest.Session) -> list[PerfItem]:
+    values = [item.callspec.params.get("perf_item") for item in session.items if hasattr(item, "callspec")]
+    return [value for value in values if isinstance(value, PerfItem)]
+
+
+# Measuring
+
+
+class Session:
+    """The campaign of a pytest session: one suite after the other, each when its first item is set up."""
+
+    def __init__(self, config: pytest.Config, items: Sequence[PerfItem]) -> None:
+        self.settings = config.stash[_SETTINGS]
+        self.items = items
+        self.show = _show(config)
+        self.rerun = bool(config.getoption("lf", False) or config.getoption("failedfirst", False))
+        self.folder: Path | None = None
+        self.campaign: Campaign | None = None
+        self.verdicts: dict[str, Verdict] = {}
+        self.errors: dict[str, str] = {}
+        self.whole = True
+
+    def judged(self, item: PerfItem) -> Judged:
+        """The verdict of an item; measures its suite first where that has not been done. Fails where it cannot be."""
+        if item.suite is None or item.subject is None:
+            pytest.fail(item.problem or "unreadable", pytrace=False)
+        if item.subject.id not in self.verdicts and item.suite.name not in self.errors:
+            try:
+                self._measure(item.suite)
+            except (FileError, _CannotMeasureError) as error:
+                self.errors[item.suite.name] = str(error)
+        if item.suite.name in self.errors:
+            pytest.fail(self.errors[item.suite.name], pytrace=False)
+        found = self.verdicts[item.subject.id]
+        taken: tuple[float, ...] = ()
+        if isinstance(found, CaseVerdict) and found.measured is not None:
+            owner = next(each for each in self._campaign().suites if each.name == item.suite.name)
+            taken = throughputs(
+                verdict.sample("", launch, measurement)
+                for launch, measurement in verdict.measurements(owner, found.variant, found.level)
+            )
+        return Judged(
+            verdict=found,
+            screen=report.screen(found, self._campaign().id, str(self._folder())),
+            throughputs=taken,
+        )
+
+    def finish(self) -> None:
+        """Everything was measured: only now is the campaign complete."""
+        if self.campaign is not None and self.whole:
+            self.campaign = replace(self.campaign, finished_at=record.now_utc(), complete=True)
+            record.save(self._folder(), self.campaign)
+
+    def _measure(self, chosen: Suite) -> None:
+        rig = probe() if self.campaign is None else self.campaign.rig
+        if len(rig.gpus) < chosen.gpus:
+            seen = f"{len(rig.gpus)} GPUs" + (f" ({rig.note})" if rig.note else "")
+            raise _CannotMeasureError(
+                f"{chosen.name} needs {chosen.gpus} GPUs; seen: {seen}. Run it on the rig, or choose another suite"
+            )
+        for variant in chosen.variants:
+            api_key(variant, chosen.source.parent)  # a missing key is said before minutes are spent
+        if self.campaign is None:
+            self.folder = record.create_folder(self.settings.campaigns)
+            self.campaign = Campaign(
+                id=self.folder.name,
+                started_at=record.now_utc(),
+                finished_at=None,
+                complete=False,
+                tool_version=perf.__version__,
+                rig=rig,
+                suites=(),
+            )
+        before = self.campaign.suites
+
+        def save(state: SuiteRecord) -> None:
+            self.campaign = replace(self._campaign(), suites=(*before, state))
+            record.save(self._folder(), self.campaign)
+
+        start = suite_record(chosen, self.items, self.settings, rig, rerun=self.rerun)
+        save(start)
+        self.whole = False
+        several = len({item.suite.name for item in self.items if item.suite}) > 1
+        bench = Bench(
+            suite=chosen,
+            folder=self._folder(),
+            prefix=f"{chosen.name}." if several else "",
+            base_url=self.settings.base_url,
+            show=self.show,
+            limits=load.Limits(),
+        )
+        minutes = self.settings.budget_minutes or chosen.gate.budget_minutes
+        with _interruptible():
+            done = campaigns.run(
+                start,
+                measure=lambda variant, ordinal, levels: _guarded(bench, variant, ordinal, levels),
+                save=save,
+                clock=time.monotonic,
+                budget_s=None if minutes is None else 60 * minutes,
+            )
+        save(done)
+        self.whole = True
+        self.verdicts |= {each.id: each for each in verdict.judge(done)}
+
+    def _campaign(self) -> Campaign:
+        if self.campaign is None:
+            raise _CannotMeasureError("no campaign was begun")
+        return self.campaign
+
+    def _folder(self) -> Path:
+        if self.folder is None:
+            raise _CannotMeasureError("no campaign was begun")
+        return self.folder
+
+
+class _CannotMeasureError(Exception):
+    """A suite that cannot be measured here."""
+
+
+def suite_record(chosen: Suite, items: Sequence[PerfItem], settings: Settings, rig: Rig, *, rerun: bool) -> SuiteRecord:
+    """What is known of a suite before its first launch, its stored baselines among it. Raises FileError."""
+    rig_id = EMULATED_RIG_ID if chosen.emulated else rig.id
+    store = Store(settings.baselines)
+    stored = {
+        (variant.name, case.level): case
+        for variant in chosen.variants
+        for case in store.read(rig_id, chosen.name, variant.name)
+    }
+    selected = {item.subject.id for item in items if item.subject is not None}
+    advisory = None
+    if settings.base_url is not None:
+        advisory = "measured on a server that already ran: shown, never gated, never promoted"
+    elif chosen.advisory:
+        advisory = 'level_reached = "not required": shown, never gated, never promoted'
+    return SuiteRecord(
+        name=chosen.name,
+        source=str(chosen.source),
+        rig_id=rig_id,
+        power_limits_w=() if chosen.emulated else rig.power_limits_w,
+        margin=settings.margin or chosen.gate.margin,
+        alpha=chosen.gate.alpha,
+        power=chosen.gate.power,
+        family=chosen.family,
+        max_launches=settings.max_launches or chosen.gate.max_launches or campaigns.DEFAULT_MAX_LAUNCHES,
+        requests=tuple((level, chosen.workload.requests(level)) for level in chosen.workload.levels),
+        level_must_be_reached=chosen.workload.level_must_be_reached,
+        advisory=advisory,
+        rerun=rerun,
+        cases=tuple(
+            CaseRecord(
+                id=case.id,
+                variant=case.variant,
+                level=case.level,
+                workload_digest=case.workload_digest,
+                selected=case.id in selected,
+                stored=stored.get((case.variant, case.level)),
+            )
+            for case in chosen.cases
+        ),
+        relations=tuple(
+            RelationRecord(relation=relation, selected=relation.id in selected) for relation in chosen.relations
+        ),
+        launches=(),
+        stopped=None,
+    )
+
+
+def _guarded(bench: Bench, variant: str, ordinal: int, levels: tuple[int, ...]) -> LaunchRecord:
+    """The one broad except of the house: whatever goes wrong in a launch makes its cases INVALID, never a pass."""
+    began = time.monotonic()
+    try:
+        return bench.measure(variant, ordinal, levels)
+    except Exception as error:
+        reason = Reason(
+            name="the suite itself failed",
+            seen=printable("".join(traceback.format_exception_only(error))),
+            advice="this is a defect of the suite or of its files: report it with the traceback above",
+        )
+        bench.show.line("".join(traceback.format_exception(error)))
+        return LaunchRecord(
+            name=f"{bench.prefix}{variant}-{ordinal}",
+            variant=variant,
+            ordinal=ordinal,
+            started_at=record.now_utc(),
+            start_s=None,
+            duration_s=time.monotonic() - began,
+            command=(),
+            variant_env=(),
+            python=None,
+            env=(),
+            model=None,
+            server_version=None,
+            notes=(),
+            measurements=tuple(Measurement(level=level, rounds=(), reasons=(reason,)) for level in levels),
+        )
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """SIGTERM and SIGHUP end a measurement as Ctrl-C does, with teardown; a second signal does not cut it short."""
+    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+    def interrupt(number: int, _frame: object) -> None:
+        for each in signals:
+            signal.signal(each, signal.SIG_IGN)
+        raise KeyboardInterrupt(signal.Signals(number).name)
+
+    held = {each: signal.signal(each, interrupt) for each in signals}
+    try:
+        yield
+    finally:
+        for each, handler in held.items():
+            signal.signal(each, handler)
+
+
+# What a user sees
+
+
+@pytest.fixture(scope="session")
+def perf_session(request: pytest.FixtureRequest) -> Session:
+    """The one campaign of this pytest session."""
+    session = Session(request.config, _selected(request.session))
+    request.config.stash[_BENCH] = session
+    return session
+
+
+@pytest.fixture
+def judged(
+    perf_item: PerfItem,
+    perf_session: Session,
+    record_property: Callable[[str, object], None],
+    request: pytest.FixtureRequest,
+) -> Judged:
+    """The verdict of an item, with the properties that travel to JUnit."""
+    if hasattr(request.config, "workerinput"):
+        pytest.fail(_NO_XDIST, pytrace=False)
+    found = perf_session.judged(perf_item)
+    record_property("verdict", report.word(found.verdict))
+    if (judgement := found.verdict.judgement) is not None:
+        record_property("change", f"{judgement.change:+.6f}")
+        record_property("lo", f"{judgement.lo:+.6f}")
+        record_property("hi", f"{judgement.hi:+.6f}")
+    record_property("campaign", perf_session.folder.name if perf_session.folder else "")
+    return found
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_report_teststatus(report: pytest.TestReport | pytest.CollectReport) -> tuple[str, str, str] | None:
+    """The category stays pytest's, so that messages are shown; only word and letter are the verdict's."""
+    word = dict(getattr(report, "user_properties", ())).get("verdict")
+    if word is None or getattr(report, "when", None) != "call" or report.outcome not in ("passed", "failed"):
+        return None
+    return report.outcome, str(word)[0] if report.failed else ".", str(word)
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int | pytest.ExitCode) -> None:
+    """A campaign is complete when its session ran to its end."""
+    bench = session.config.stash.get(_BENCH, None)
+    if bench is not None and exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+        bench.finish()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """The table of every suite, where the campaign lies, and what to do next."""
+    bench = config.stash.get(_BENCH, None)
+    if bench is None or bench.campaign is None:
+        return
+    write = terminalreporter.write_line
+    for each in bench.campaign.suites:
+        verdicts = [found for found in verdict.judge(each) if found.id in bench.verdicts]
+        if not verdicts:
+            continue
+        terminalreporter.section(f"{each.name} on {each.rig_id}", sep="-")
+        write(report.table(verdicts))
+        write("")
+        write(report.tally(verdicts))
+        for found in verdicts:
+            if found.word is Word.IMPROVED:
+                write(report.screen(found, bench.campaign.id, str(bench.folder)))
+        if any(found.word is Word.NO_BASELINE for found in verdicts) and not each.advisory:
+            write(f'record what has no baseline: python -m perf promote {bench.campaign.id} --reason "first baseline"')
+    state = "" if bench.campaign.complete else " (not complete: it cannot be promoted)"
+    write(f"campaign {bench.folder}{state}")
+
+
+def _show(config: pytest.Config) -> Show:
+    """Progress on the terminal: rewritten in place where there is one, else one line for every finished round."""
+    reporter = config.pluginmanager.getplugin("terminalreporter")
+    capture = config.pluginmanager.getplugin("capturemanager")
+    if reporter is None:
+        return Show(line=lambda _: None, live=lambda _: None)
+
+    @contextmanager
+    def outside() -> Iterator[None]:
+        if capture is None:
+            yield
+        else:
+            with capture.global_and_fixture_disabled():
+                yield
+
+    def line(text: str) -> None:
+        with outside():
+            if reporter.isatty:
+                reporter.rewrite("", erase=True)
+            reporter.ensure_newline()
+            for each in text.splitlines():
+                reporter.write_line("  " + printable(each, 400))
+
+    def live(text: str) -> None:
+        if reporter.isatty:
+            with outside():
+                reporter.rewrite("  " + printable(text, 100), erase=True)
+
+    return Show(line=line, live=live)

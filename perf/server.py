@@ -25,7 +25,7 @@ import psutil
 from pydantic import BaseModel, Field, ValidationError
 
 from perf.ports import HeldPort, PortError, hold_port
-from perf.secrets import Secrets
+from perf.redaction import Secrets
 from perf.supervisor import KILL_WAIT_S, Order
 
 # What a server gets of our environment: what it needs to find programs, models, GPUs and caches. Everything

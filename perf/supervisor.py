@@ -21,12 +21,13 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from types import FrameType
 
 import psutil
 
-from perf.secrets import Redactor, Secrets
+from perf.redaction import Redactor, Secrets
 
 # Killed processes are gone in milliseconds unless they hang in a driver; waiting longer would not help them.
 KILL_WAIT_S = 10.0
@@ -56,6 +57,12 @@ class Order:
         """One line."""
         return json.dumps(asdict(self))
 
+    @classmethod
+    def from_json(cls, line: bytes) -> "Order":
+        """The order in that line."""
+        values = json.loads(line)
+        return cls(**values | {name: tuple(values[name]) for name in ("command", "secrets")})
+
 
 def main() -> None:
     """Supervise one server to its end."""
@@ -63,7 +70,7 @@ def main() -> None:
     with os.fdopen(0, "rb", buffering=0, closefd=False) as stdin:
         line = stdin.readline()
     if line:  # else the parent died before it said anything
-        Supervisor(Order(**json.loads(line))).run()
+        Supervisor(Order.from_json(line)).run()
 
 
 class Supervisor:
@@ -71,7 +78,7 @@ class Supervisor:
 
     def __init__(self, order: Order) -> None:
         self._order = order
-        self._secrets = Secrets(tuple(order.secrets))
+        self._secrets = Secrets(order.secrets)
         self._redactor = Redactor(self._secrets)
         self._log_works = True
         self._server = 0
@@ -115,11 +122,8 @@ class Supervisor:
 
     def _watch_parent(self) -> None:
         """End of file on stdin does not come while a forked child of pytest holds the pipe's other end."""
-        try:
-            self._parent = os.pidfd_open(self._order.parent)
-        except OSError:  # Linux before 5.3, a seccomp filter, or already dead: then stdin has ended too
-            return
-        self._selector.register(self._parent, selectors.EVENT_READ)
+        with suppress(OSError):  # Linux before 5.3 or a seccomp filter: stdin must do; or it is dead already
+            self._selector.register(os.pidfd_open(self._order.parent), selectors.EVENT_READ)
         self._stop_asked = os.getppid() != self._order.parent
 
     def _turn(self, timeout_s: float | None) -> None:

@@ -1,0 +1,122 @@
+"""Promotion: a campaign's launches become stored baselines, and never without a person's reason."""
+
+import fnmatch
+from dataclasses import dataclass
+
+from perf.baseline import Store
+from perf.files import to_json, write_text
+from perf.gate import Word
+from perf.record import Campaign, SuiteRecord, now_utc
+from perf.sample import SCHEMA, Promotion, StoredCase, geometric_mean, throughputs
+from perf.verdict import SIMULATED_ACCEPTANCE, CaseVerdict, judge, measurements, sample
+
+MAX_REASON = 500
+
+
+class PromotionError(Exception):
+    """A promotion that is refused as a whole; the text says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What was promoted as (case, old tok/s or None, new tok/s, launches), and what was not as (case, why)."""
+
+    promoted: tuple[tuple[str, float | None, float, int], ...]
+    refused: tuple[tuple[str, str], ...]
+
+
+def promote(campaign: Campaign, store: Store, *, reason: str, pattern: str | None, add: bool) -> Outcome:
+    """Store what a campaign measured. Raises PromotionError and FileError; each variant's file is written whole.
+
+    Promotable is a case of a complete campaign whose own verdict is not INVALID and which was gated.
+    """
+    if not campaign.complete:
+        raise PromotionError(
+            f"campaign {campaign.id} is not complete (interrupted, or still running): measure again, "
+            "or name an older campaign"
+        )
+    if not reason.strip() or len(reason) > MAX_REASON or not reason.isprintable():
+        raise PromotionError(
+            f"--reason must be one printable line of at most {MAX_REASON} characters that is not empty"
+        )
+    promoted: list[tuple[str, float | None, float, int]] = []
+    refused: list[tuple[str, str]] = []
+    matched = False
+    for suite in campaign.suites:
+        by_variant: dict[str, list[StoredCase]] = {}
+        for verdict in judge(suite):
+            if not isinstance(verdict, CaseVerdict) or (pattern and not fnmatch.fnmatchcase(verdict.id, pattern)):
+                continue
+            matched = True
+            if verdict.advisory:
+                refused.append((verdict.id, verdict.advisory))
+            elif verdict.word is Word.INVALID:
+                refused.append((verdict.id, f"INVALID: {verdict.reasons[0].name}"))
+            else:
+                by_variant.setdefault(verdict.variant, []).append(_stored(campaign, suite, verdict, reason.strip()))
+        for variant, cases in by_variant.items():
+            before = {case.level: case for case in store.read(suite.rig_id, suite.name, variant)}
+            store.promote(suite.rig_id, suite.name, variant, tuple(cases), add=add)
+            after = {case.level: case for case in store.read(suite.rig_id, suite.name, variant)}
+            for case in cases:
+                old = before.get(case.level)
+                new = after[case.level].promotion
+                promoted.append(
+                    (case.case, None if old is None else old.promotion.throughput, new.throughput, new.launches)
+                )
+            if suite.rig_id == campaign.rig.id:
+                write_text(store.folder / suite.rig_id / "rig.json", to_json(_fingerprint(campaign), indent=1))
+    if not matched:
+        raise PromotionError(
+            f"no case of campaign {campaign.id}"
+            + (
+                f" matches {pattern!r}; its cases are written like {_example(campaign)!r}"
+                if pattern
+                else " was measured"
+            )
+        )
+    return Outcome(promoted=tuple(promoted), refused=tuple(refused))
+
+
+def _stored(campaign: Campaign, suite: SuiteRecord, verdict: CaseVerdict, reason: str) -> StoredCase:
+    taken = measurements(suite, verdict.variant, verdict.level)
+    latest = taken[-1][0]
+    launches = tuple(sample(campaign.id, launch, measurement) for launch, measurement in taken)
+    case = next(case for case in suite.cases if case.id == verdict.id)
+    return StoredCase(
+        schema=SCHEMA,
+        case=verdict.id,
+        level=verdict.level,
+        workload_digest=case.workload_digest,
+        power_limits_w=suite.power_limits_w,
+        simulated_acceptance=dict(latest.variant_env).get(SIMULATED_ACCEPTANCE),
+        command=latest.command,
+        env=latest.variant_env,
+        model=latest.model,
+        server_version=latest.server_version,
+        launches=launches,
+        promotions=(
+            Promotion(
+                promoted_at=now_utc(),
+                reason=reason,
+                campaign=campaign.id,
+                throughput=geometric_mean(throughputs(launches)),
+                launches=len(launches),
+            ),
+        ),
+    )
+
+
+def _fingerprint(campaign: Campaign) -> dict[str, object]:
+    rig = campaign.rig
+    return {
+        "id": rig.id,
+        "gpus": [{"name": gpu.name, "uuid": gpu.uuid, "power_limit_w": gpu.power_limit_w} for gpu in rig.gpus],
+        "driver": rig.driver,
+        "cpu": rig.cpu,
+        "kernel": rig.kernel,
+    }
+
+
+def _example(campaign: Campaign) -> str:
+    return next((case.id for suite in campaign.suites for case in suite.cases), "suite/variant/c001")

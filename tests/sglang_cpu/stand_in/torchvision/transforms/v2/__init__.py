@@ -1,0 +1,1 @@
+"""Names only: see the docstring of the package torchvision."""

@@ -1,0 +1,177 @@
+"""Secrets are found where they hide, and replaced wherever they are printed."""
+
+import json
+from collections.abc import Callable
+from urllib.parse import quote
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perf.redaction import MARK, MAX_USERINFO, Redactor, Secrets
+
+# Options of SGLang 0.5.23 whose names look like secrets and are none.
+HARMLESS = (
+    *("--tokenizer-path", "/models/tokens-and-keys", "--tokenizer-mode", "auto-mode"),
+    *("--tokenizer-worker-num", "1234", "--detokenizer-worker-num", "1234", "--skip-tokenizer-init"),
+    *("--max-total-tokens", "32768", "--max-prefill-tokens", "16384", "--swa-full-tokens-ratio", "0.825"),
+    *("--speculative-num-draft-tokens", "1616", "--speculative-token-map", "/models/token_map.pt"),
+    *("--ssl-keyfile", "/etc/ssl/server.key", "--chat-template", "chatml", "--served-model-name", "keystone"),
+    *("--bucket-time-to-first-token", "0.125", "0.25", "--prompt-tokens-buckets", "default"),
+    *("--tokenizer-metrics-allowed-custom-labels", "tenant", "--api-key-file", "/run/key.txt"),
+    "--max-total-tokens=32768",
+    '--json-model-override-args={"num_tokens": "many", "key": 1}',
+)
+
+
+def collected(*command: str, **env: str) -> tuple[str, ...]:
+    return Secrets.collect(command, env, None).values
+
+
+def streamed(secrets: Secrets, chunks: list[bytes]) -> bytes:
+    redactor = Redactor(secrets)
+    return b"".join([*(redactor.feed(chunk) for chunk in chunks), redactor.finish()])
+
+
+def test_options_that_only_sound_like_secrets_are_left_alone() -> None:
+    assert collected(*HARMLESS) == ()
+    assert Secrets(()).redact_argv(HARMLESS) == HARMLESS
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("serve", "--api-key", "hunter22"),
+        ("serve", "--api-key=hunter22"),
+        ("serve", "--api_key", "hunter22"),
+        ("serve", "--API-KEY", "hunter22"),
+        ("serve", "-apiKey=hunter22"),
+        ("serve", "--admin-api-key", "hunter22", "--port", "20000"),
+        ("serve", "--ssl-keyfile-password", "hunter22"),
+        ("serve", "--hf-token", "hunter22"),
+        ("serve", "--client-secret-value", "hunter22"),
+        ("serve", "--api-key", "-hunter22"),
+        ("env", "HF_TOKEN=hunter22", "serve"),
+        ("bash", "-c", "exec serve --api-key hunter22 --port 20000"),
+        ("bash", "-c", "OPENAI_API_KEY='hunter22' bash -c 'serve --port 20000'"),
+        ("serve", "--proxy", "http://user:hunter22@proxy:3128/"),
+    ],
+)
+def test_a_secret_in_a_command_is_found_and_not_shown(command: tuple[str, ...]) -> None:
+    secrets = Secrets.collect(command, {}, None)
+
+    shown = secrets.redact_argv(command)
+
+    assert any("hunter22" in value for value in secrets.values)
+    assert "hunter22" not in " ".join(shown)
+    assert MARK in " ".join(shown)
+    assert len(shown) == len(command)
+    assert shown[0] == command[0]
+
+
+def test_several_keys_after_one_option_are_all_secret_and_the_next_option_is_not() -> None:
+    command = ("serve", "--api-key", "first-key", "second-key", "--model-path", "tiny-model")
+
+    secrets = Secrets.collect(command, {}, None)
+
+    assert secrets.values == ("first-key", "second-key")
+    assert secrets.redact_argv(command) == ("serve", "--api-key", MARK, MARK, "--model-path", "tiny-model")
+
+
+def test_a_short_secret_is_hidden_in_the_command_but_does_not_shred_the_log() -> None:
+    command = ("serve", "--api-key", "a", "--password=b", "--data", "abba")
+
+    secrets = Secrets.collect(command, {}, "a")
+
+    assert secrets.redact_argv(command) == ("serve", "--api-key", MARK, f"--password={MARK}", "--data", "abba")
+    assert secrets.redact("a banana") == "a banana"
+
+
+def test_environment_values_are_secret_by_the_words_of_their_name() -> None:
+    env = {
+        "HF_TOKEN": "value-1",
+        "AWS_SECRET_ACCESS_KEY_ID": "value-2",
+        "DB_PASSWORD": "value-3",
+        "my_credential": "value-4",
+        "TOKENIZERS_PARALLELISM": "value-5",
+        "SGLANG_MAX_NEW_TOKENS_ESTIMATION": "value-6",
+        "MONKEY": "value-7",
+        "HF_TOKEN_PATH": "/value-8",
+        "SGLANG_USE_KEY_CACHE": "true",
+        "HTTP_PROXY": "http://user:value%2D9@proxy",
+    }
+
+    secrets = Secrets.collect((), env, None)
+
+    assert secrets.values == ("value%2D9", "value-1", "value-2", "value-3", "value-4", "value-9")
+    shown = dict(secrets.redact_env(env))
+    assert shown["HF_TOKEN"] == MARK
+    assert shown["MONKEY"] == "value-7"
+    assert shown["HTTP_PROXY"] == f"http://{MARK}@proxy"
+
+
+def test_the_user_part_of_any_url_is_hidden_though_nobody_declared_it() -> None:
+    text = "to https://me:p@ss@host:1/x, git+ssh://tok@host and http://127.0.0.1:30000/a@b, mail a@b"
+
+    assert Secrets(()).redact(text) == (
+        f"to https://{MARK}@host:1/x, git+ssh://{MARK}@host and http://127.0.0.1:30000/a@b, mail a@b"
+    )
+
+
+@pytest.mark.parametrize("written", [str, lambda v: quote(v, safe=""), json.dumps, repr, lambda v: f"x{v}y"])
+def test_a_secret_is_hidden_in_every_way_of_writing_it(written: Callable[[str], str]) -> None:
+    value = "pä ss/'wörd\"\\&"
+
+    shown = Secrets((value,)).redact(f"api_key={written(value)};")
+
+    assert MARK in shown
+    assert "ss" not in shown
+
+
+def test_of_overlapping_secrets_the_longest_is_replaced() -> None:
+    assert Secrets(("abcd", "abcdefgh")).redact("abcdefgh abcde") == f"{MARK} {MARK}e"
+
+
+def test_secrets_are_not_in_their_own_repr() -> None:
+    assert "hunter22" not in repr(Secrets(("hunter22",)))
+
+
+SECRETS = Secrets(("abab", "ababc", "bcab", "b://a"))
+PIECES = st.lists(st.sampled_from([b"a", b"b", b"c", b"ab", b"://", b"@", b"/", b"\n"]), max_size=40)
+
+
+@given(PIECES, st.data())
+def test_a_stream_is_redacted_as_the_whole_text_however_it_is_cut(pieces: list[bytes], data: st.DataObject) -> None:
+    text = b"".join(pieces)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=10)))
+    chunks = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+
+    out = streamed(SECRETS, chunks)
+
+    assert out.decode() == SECRETS.redact(text.decode())
+    assert not any(value.encode() in out.replace(MARK.encode(), b"|") for value in SECRETS.values)
+
+
+@given(st.text("ab", max_size=60), st.integers(1, 7))
+def test_a_stream_never_holds_back_as_much_as_a_secret(text: str, size: int) -> None:
+    secrets = Secrets(("abbab", "aaaaa"))
+    redactor = Redactor(secrets)
+    out = ""
+    for start in range(0, len(text), size):
+        out += redactor.feed(text[start : start + size].encode()).decode()
+
+        passed = len(out.replace(MARK, "....."))  # as long as what was replaced
+        assert len(text[: start + size]) - passed < 5
+        assert secrets.redact(text).startswith(out)
+
+
+def test_a_line_passes_at_once_and_an_endless_url_is_not_kept() -> None:
+    redactor = Redactor(Secrets(("hunter22",)))
+
+    assert redactor.feed(b"Uvicorn running on http://127.0.0.1:30000\n") == (
+        b"Uvicorn running on http://127.0.0.1:30000\n"
+    )
+    passed = b"".join(redactor.feed(b"x" * 100) for _ in range(100))
+    assert len(redactor.feed(b"see http://")) + len(passed) == 10_000 + len("see http://")
+    passed = b"".join(redactor.feed(b"x" * 100) for _ in range(100))
+    assert len(passed) >= 10_000 - MAX_USERINFO
