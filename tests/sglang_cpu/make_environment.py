@@ -18,7 +18,7 @@ SGLANG = "sglang==0.5.23"
 HERE = Path(__file__).resolve().parent
 REQUIREMENTS = HERE / "requirements.txt"
 MAKE_MODEL = HERE / "make_model.py"
-# About 0.7 GB are downloaded, 2.7 GB where torch comes with CUDA: half an hour on a slow line, and twice that.
+# Minutes on a good line. An hour is for a slow one, where torch comes with CUDA and is several times as big.
 STEP_TIMEOUT_S = 3600.0
 
 
