@@ -699,6 +699,7 @@ class Server:
             arrival_s=time.monotonic(),
             prefill_tokens=ask.prompt_tokens - plan.cached_tokens,
             output_tokens=plan.tokens,
+            prompt=ask.prompt_hash,
         )
         reply = Reply(ask, plan, request, cache_report=self._options.enable_cache_report)
         self._replies[request] = reply

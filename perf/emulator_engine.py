@@ -236,12 +236,18 @@ class Engine:
         self.round_factor = lognormal_factor(self._round_cv, Random(f"{self._noise_seed} round {self._rounds}"))
         self._rounds += 1
 
-    def submit(self, *, arrival_s: float, prefill_tokens: int, output_tokens: int) -> EngineRequest:
-        """Queue a request. Arrivals must not go back in time."""
+    def submit(
+        self, *, arrival_s: float, prefill_tokens: int, output_tokens: int, prompt: int | None = None
+    ) -> EngineRequest:
+        """Queue a request. Arrivals must not go back in time.
+
+        `prompt` identifies its text: at temperature 0 the same prompt has the same steps accepted in every launch.
+        """
         self._submitted += 1
         deck = None
         if self._cumulative is not None:
-            deck = Deck(self._cumulative, Random(f"{self._noise_seed} request {self._submitted}"))
+            seed = f"{self._noise_seed} request {self._submitted}" if prompt is None else f"prompt {prompt}"
+            deck = Deck(self._cumulative, Random(seed))
         request = EngineRequest(arrival_s, prefill_tokens, output_tokens, deck)
         self._waiting.append(request)
         self._level = max(self._level, self.running + self.waiting)

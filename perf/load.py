@@ -26,6 +26,11 @@ from perf.workload import Endpoint, PlannedRequest, RoundPlan
 WATCH_INTERVAL_S = 0.25
 
 
+#: A connection idle for longer is not used again: uvicorn closes its own after 5 s, and a request that meets the
+#: closing would fail.
+KEEPALIVE_S = 1.0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """Bounds of one request, in seconds.
@@ -42,11 +47,11 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """Whom to ask, and for what."""
+    """Whom to ask, and for what. `authorization` is the whole header, or None for a server that wants none."""
 
     base_url: str
     model: str
-    api_key: str | None
+    authorization: str | None
     endpoint: Endpoint
     temperature: float
 
@@ -213,10 +218,8 @@ class Client:
             )
         except openai.APIStatusError as error:
             failure = Failure(name=FailureName.HTTP_ERROR, status=error.status_code, detail=_body(error))
-        except openai.APITimeoutError as error:
-            failure = Failure(name=FailureName.TIMEOUT, detail=_cause(error))
         except openai.APIConnectionError as error:
-            failure = Failure(name=FailureName.CONNECTION, detail=_cause(error))
+            failure = _unconnected(error)
         except httpx2.HTTPError as error:
             # The headers are there, the body broke: what arrived is decoded, an error object in it goes before.
             if not reads:
@@ -276,15 +279,18 @@ class Client:
             with _without_openai_environment():
                 self._openai = openai.AsyncOpenAI(
                     base_url=f"{self.target.base_url}/v1",
-                    api_key=self.target.api_key or "none",
+                    api_key="none",  # the package insists on one
+                    default_headers={"Authorization": self.target.authorization or "Bearer none"},
                     max_retries=0,
-                    http_client=httpx2.AsyncClient(
+                    http_client=openai.DefaultAioHttpClient(
                         trust_env=False,
                         follow_redirects=False,
                         headers={"Accept-Encoding": "identity"},
                         timeout=httpx2.Timeout(limits.request_s, connect=limits.connect_s),
                         limits=httpx2.Limits(
-                            max_connections=self._connections, max_keepalive_connections=self._connections
+                            max_connections=self._connections,
+                            max_keepalive_connections=self._connections,
+                            keepalive_expiry=KEEPALIVE_S,
                         ),
                     ),
                 )
@@ -339,5 +345,10 @@ def _body(error: openai.APIStatusError) -> str:
     return (error.message or "")[:MAX_DETAIL]
 
 
-def _cause(error: openai.APIConnectionError) -> str:
-    return str(error.__cause__ or error)[:MAX_DETAIL]
+def _unconnected(error: openai.APIConnectionError) -> Failure:
+    """No answer began. The transport calls a dropped connection a time-out; what it was is at the root of the chain."""
+    root: BaseException = error
+    while root.__cause__ is not None:
+        root = root.__cause__
+    name = FailureName.TIMEOUT if isinstance(root, TimeoutError) else FailureName.CONNECTION
+    return Failure(name=name, detail=f"{type(root).__name__}: {root}"[:MAX_DETAIL])

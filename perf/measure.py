@@ -81,7 +81,7 @@ class Bench:
                 info = control.info()
                 record = replace(record, start_s=running.start_s, model=running.model, server_version=info.version)
                 measured = launch.measure(levels)
-                record = replace(record, measurements=measured, notes=running.notes)
+                record = replace(record, measurements=measured, notes=(*running.notes, *launch.notes))
         except server.ServerError as error:
             reason = Reason(
                 name="server did not end" if record.measurements else "server did not start",
@@ -152,18 +152,21 @@ class _Launch:
         self.folder = folder
         self.hidden = hidden
         self.kept: list[dict[str, object]] = []
+        self.notes: tuple[str, ...] = ()
 
     def measure(self, levels: tuple[int, ...]) -> tuple[Measurement, ...]:
         workload = self.bench.suite.workload
         target = load.Target(
             base_url=self.running.base_url,
             model=self.running.model,
-            api_key=self.running.api_key,
+            authorization=self.running.authorization,
             endpoint=workload.endpoint,
             temperature=workload.temperature,
         )
         # A server that already ran may know our prompts: flushed before every round, or asked under a fresh salt.
         salt = "" if self.control.flush_cache() or self.running.pid is not None else randomness.token_hex(8)
+        if salt:
+            self.notes = (f"its cache cannot be flushed: asked under the salt {salt}",)
         measured: list[Measurement] = []
         with load.Client(target, connections=max(levels) + SPARE_CONNECTIONS, limits=self.bench.limits) as client:
             for level in levels:
@@ -208,8 +211,8 @@ class _Launch:
                 death=self._death(),
             )
         )
-        summary = metrics.summarize(measured, verify_steps=None if counted is None else counted.verify_steps)
         self._keep(measured, counted=None if counted is None else asdict(counted))
+        summary = metrics.summarize(measured, verify_steps=None if counted is None else counted.verify_steps)
         outcome = f"INVALID: {reasons[0].name}" if reasons else "no numbers"
         if summary is not None and not reasons:
             outcome = f"{summary.output_throughput:,.1f} tok/s in {summary.window_s:.1f} s"

@@ -71,7 +71,9 @@ def _lines(reads: Sequence[tuple[float, bytes]]) -> Iterator[tuple[float, str]]:
         last = time_s
         if after_cr and piece.startswith(b"\n"):
             piece = piece[1:]  # noqa: PLW2901  the second half of a CRLF that was split over two reads
-        after_cr = piece.endswith(b"\r") if piece else after_cr
+        elif not piece:
+            continue
+        after_cr = piece.endswith(b"\r")
         pending += piece.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
         *whole, rest = pending.split(b"\n")
         pending = rest
@@ -91,11 +93,9 @@ def read_answer(reads: Sequence[tuple[float, bytes]], *, requested_tokens: int, 
     """Interpret the body of an answer with status 200; `ended_clean` is False where the connection broke."""
     answer = Answer()
     seen_tokens = 0
-    done = False
     finish_s: float | None = None
     for event in events(reads):
-        if event.data.strip() == "[DONE]":
-            done = True
+        if event.data.strip() in ("", "[DONE]"):  # an event without data says nothing
             continue
         chunk = _object(event.data)
         if chunk is None:
@@ -107,9 +107,9 @@ def read_answer(reads: Sequence[tuple[float, bytes]], *, requested_tokens: int, 
                 else Failure(name=FailureName.TRUNCATED, detail="the connection broke within an event")
             )
             return answer
-        error = chunk.get("error") or (chunk if chunk.get("object") == "error" or event.type == "error" else None)
-        if error:
-            answer.failure = Failure(name=FailureName.ERROR_IN_STREAM, detail=_message(error))
+        error = chunk.get("error")
+        if error or isinstance(error, dict) or "error" in (chunk.get("object"), event.type):
+            answer.failure = Failure(name=FailureName.ERROR_IN_STREAM, detail=_message(error or chunk))
             return answer
         total = _read_usage(chunk, answer)
         choice = _first_choice(chunk)
@@ -120,7 +120,7 @@ def read_answer(reads: Sequence[tuple[float, bytes]], *, requested_tokens: int, 
             answer.finish_reason = finish
         # A chunk counts as tokens where it carries text; behind the first text also where only the count rose
         # (a token without text, such as an end-of-sequence token that `ignore_eos` goes past).
-        if _has_text(choice) or (answer.chunk_times_s and total is not None and total > seen_tokens):
+        if _has_text(choice) or (answer.chunk_tokens and (total or 0) > seen_tokens):
             answer.chunk_times_s.append(event.time_s)
             if total is None or total < seen_tokens or answer.chunk_tokens is None:
                 answer.chunk_tokens = None
@@ -130,7 +130,7 @@ def read_answer(reads: Sequence[tuple[float, bytes]], *, requested_tokens: int, 
         elif finish and finish_s is None:
             finish_s = event.time_s
     _settle_counts(answer, finish_s)
-    answer.failure = _failure(answer, requested_tokens, done=done, ended_clean=ended_clean)
+    answer.failure = _failure(answer, requested_tokens, ended_clean=ended_clean)
     return answer
 
 
@@ -144,20 +144,20 @@ def _settle_counts(answer: Answer, finish_s: float | None) -> None:
         answer.chunk_tokens = None
         return
     missing = total - sum(counts)
-    if missing and finish_s is not None:
+    if missing and finish_s is not None and finish_s >= answer.chunk_times_s[-1]:
         answer.chunk_times_s.append(finish_s)
         counts.append(missing)
     else:
         counts[-1] += missing
 
 
-def _failure(answer: Answer, requested: int, *, done: bool, ended_clean: bool) -> Failure | None:
+def _failure(answer: Answer, requested: int, *, ended_clean: bool) -> Failure | None:
     if answer.finish_reason == "abort":
         return Failure(name=FailureName.ABORTED, detail='finish_reason "abort"')
-    if answer.finish_reason is None or not ended_clean:
-        end = "the body ended" if ended_clean else "the connection broke"
-        if not (done and answer.finish_reason):
-            return Failure(name=FailureName.TRUNCATED, detail=f"{end} without finish_reason and [DONE]")
+    if not ended_clean:
+        return Failure(name=FailureName.TRUNCATED, detail="the connection broke before the end of the body")
+    if answer.finish_reason is None:
+        return Failure(name=FailureName.TRUNCATED, detail="the body ended without finish_reason")
     if answer.output_tokens is None:
         return Failure(name=FailureName.NO_USAGE, detail="the stream carried no usage")
     if answer.finish_reason != "length" or answer.output_tokens != requested:

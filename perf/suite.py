@@ -8,12 +8,14 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 
+from perf.text import printable
 from perf.workload import Endpoint, Workload, WorkloadError, find_set, read_set
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -29,12 +31,21 @@ MAX_LEVEL = 100_000
 MAX_TOKENS = 10_000_000
 MAX_SUITE_BYTES = 4 * 1024 * 1024
 
+#: A file with more mistakes is another kind of file: the first ones say so.
+MAX_MISTAKES = 20
+
+#: Longer lines of an error help nobody (the values and keys they show are cut much shorter).
+MAX_ERROR_LINE = 1000
+
 Requires = Literal["gpu", "cpu"]
 Place = int | Literal["saturation", "every level"]
 
 
 class SuiteError(ValueError):
-    """A suite file that cannot be used. One line for each thing that is wrong."""
+    """A suite file that cannot be used. One harmless line for each thing that is wrong."""
+
+    def __init__(self, *lines: str) -> None:
+        super().__init__("\n".join(printable(line, MAX_ERROR_LINE) for line in lines))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -289,9 +300,11 @@ DEFAULT_REQUESTS_PER_STREAM = 4
 def load(path: Path) -> Suite:
     """Read a suite file and its prompt set. Raises SuiteError."""
     try:
-        if path.stat().st_size > MAX_SUITE_BYTES:
+        with path.open("rb") as file:
+            data = file.read(MAX_SUITE_BYTES + 1)
+        if len(data) > MAX_SUITE_BYTES:
             raise SuiteError(f"{path}: larger than {MAX_SUITE_BYTES} bytes; is it a suite file?")
-        text = path.read_text(encoding="utf-8")
+        text = data.decode()
     except OSError as error:
         raise SuiteError(f"{path}: cannot be read: {error.strerror}; give the path of a suite file") from error
     except UnicodeDecodeError as error:
@@ -303,13 +316,13 @@ def parse(text: str, source: Path) -> Suite:
     """Turn the text of a suite file into a Suite; `source` names it in errors and anchors relative paths."""
     try:
         data = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits is a plain ValueError
         raise SuiteError(f"{source}: not TOML: {error}") from error
     _refuse_what_is_not_built(data, source)
     try:
         file = _File.model_validate(data)
     except ValidationError as error:
-        raise SuiteError("\n".join(_messages(error, source))) from error
+        raise SuiteError(*islice(_messages(error, source), MAX_MISTAKES)) from error
     return _Resolver(file, source).suite()
 
 
@@ -359,8 +372,8 @@ def _locate(loc: tuple[int | str, ...]) -> tuple[str, type[_Table], str | None]:
     table = tables[head]
     field = str(loc[depth])
     known = field in table.model_fields
-    # Behind the field only list places and table keys are the user's; the rest names branches of a union.
-    tail = [part for part in loc[depth + 1 :] if isinstance(part, int)] if known else list(loc[depth + 1 :])
+    # Behind the field only list places and the keys of env are the user's; the rest names branches of a union.
+    tail = (part for part in loc[depth + 1 :] if isinstance(part, int) or field == "env")
     return _dotted((*loc[: depth + 1], *tail)), table, field if known else None
 
 
@@ -370,14 +383,17 @@ def _dotted(parts: tuple[int | str, ...]) -> str:
         if isinstance(part, int):
             text += f"[{part}]"
         else:
-            text += ("." if text else "") + (part if re.fullmatch(r"[A-Za-z0-9_-]+", part) else repr(part))
+            text += ("." if text else "") + (part if re.fullmatch(r"[A-Za-z0-9_-]{1,100}", part) else _toml(part))
     return text or "the file"
 
 
 def _toml(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
-    text = repr(value)
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # a number of thousands of digits, tables nested thousandfold
+        return "a value too large to be shown"
     return text if len(text) <= 80 else text[:77] + "..."
 
 
@@ -396,7 +412,7 @@ class _Resolver:
         names = tuple(self.file.variants)
         for name in names:
             if not NAME.fullmatch(name):
-                raise self.error(f"variants.{name!r}", "this name", f"a name: {NAMES}")
+                raise self.error(_dotted(("variants", name)), "this name", f"a name: {NAMES}")
             if name in RESERVED_VARIANTS:
                 raise self.error(f"variants.{name}", "this name", f"any name but {' and '.join(RESERVED_VARIANTS)}")
         workload = self.workload()
@@ -469,9 +485,11 @@ class _Resolver:
         allowed = _allowed(_WorkloadTable, "output_tokens")
         table = {"default": value} if isinstance(value, int) else value
         for key, tokens in table.items():
-            where = "workload.output_tokens" + ("" if isinstance(value, int) else f".{key}")
+            where = "workload.output_tokens"
+            if value is table:
+                where += f".{_dotted((key,))}"
             if not 1 <= tokens <= MAX_TOKENS:
-                raise self.error(where, str(tokens), allowed)
+                raise self.error(where, _toml(tokens), allowed)
             if key != "default" and key not in map(str, levels):
                 raise self.error(where, "this key", f"default, or a level of this suite ({_list(levels)})")
         if "default" not in table and set(map(str, levels)) - set(table):
@@ -534,7 +552,7 @@ class _Resolver:
             if table.extends is not None and table.extends not in self.file.variants:
                 raise self.error(
                     f"variants.{current}.extends",
-                    repr(table.extends),
+                    _toml(table.extends),
                     f"one of {_list(tuple(self.file.variants))}",
                 )
             current = table.extends
@@ -543,7 +561,9 @@ class _Resolver:
     def checked_env(self, variant: str, env: dict[str, str]) -> dict[str, str]:
         for name, value in env.items():
             if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) or "\x00" in value:
-                raise self.error(f"variants.{variant}.env.{name!r}", _toml(value), _allowed(_VariantTable, "env"))
+                raise self.error(
+                    _dotted(("variants", variant, "env", name)), _toml(value), _allowed(_VariantTable, "env")
+                )
         return env
 
     def expectation(
@@ -551,13 +571,13 @@ class _Resolver:
     ) -> Expectation:
         where = f"expect[{place}]"
         if table.variant not in names:
-            raise self.error(f"{where}.variant", repr(table.variant), f"one of {_list(names)}")
+            raise self.error(f"{where}.variant", _toml(table.variant), f"one of {_list(names)}")
         others = tuple(name for name in names if name != table.variant)
         for name in table.of:
             if name not in others or table.of.count(name) > 1:
                 raise self.error(f"{where}.of", _toml(table.of), f"other variants, none twice: {_list(others)}")
         if isinstance(table.at, int) and table.at not in levels:
-            raise self.error(f"{where}.at", str(table.at), f"a level of this suite ({_list(levels)})")
+            raise self.error(f"{where}.at", _toml(table.at), f"a level of this suite ({_list(levels)})")
         return Expectation(variant=table.variant, at_least=table.at_least, of=tuple(table.of), at=table.at)
 
     def error(self, key: str, seen: str, allowed: str) -> SuiteError:

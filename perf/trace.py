@@ -101,5 +101,7 @@ class Counters:
 
 
 def _difference(now: int | None, before: int | None) -> int | None:
-    """A counter that appears with its first use counted from zero."""
-    return None if now is None else now - (before or 0)
+    """A counter that appears with its first use counted from zero; one that went down was reset and says nothing."""
+    if now is None or now < (before or 0):
+        return None
+    return now - (before or 0)

@@ -170,13 +170,18 @@ def _behind_prefix(index: int, prompt: Prompt, prefix: str) -> PlannedRequest:
 def find_set(name: str, folder: Path) -> Path:
     """Where a prompt set lies: a file named by a path relative to `folder`, else one that is shipped."""
     beside = folder / name
-    if beside.is_file():
-        return beside
+    try:
+        if beside.is_file():
+            return beside
+    except OSError as error:  # a name too long, a folder that may not be entered
+        raise WorkloadError(f"prompt set {_short(name)}: {error.strerror}; give the path of a file") from error
     shipped = SHIPPED_SETS / f"{name}.jsonl"
     if "/" not in name and shipped.is_file():
         return shipped
     known = ", ".join(sorted(path.stem for path in SHIPPED_SETS.glob("*.jsonl")))
-    raise WorkloadError(f"no prompt set {name!r}: neither the file {beside} nor one of the shipped sets ({known})")
+    raise WorkloadError(
+        f"no prompt set {_short(name)}: neither the file {beside} nor one of the shipped sets ({known})"
+    )
 
 
 def read_set(path: Path) -> tuple[Prompt, ...]:
