@@ -342,7 +342,9 @@ def _unreadable(headers: httpx2.Headers) -> str | None:
 
 
 def _body(error: openai.APIStatusError) -> str:
-    return (error.message or "")[:MAX_DETAIL]
+    """The server's own words, where its error body has them."""
+    message = error.body.get("message") if isinstance(error.body, dict) else None
+    return (message if isinstance(message, str) and message else error.message)[:MAX_DETAIL]
 
 
 def _unconnected(error: openai.APIConnectionError) -> Failure:
