@@ -12,7 +12,7 @@ from perf.files import FileError
 from perf.gate import Word, worst
 from perf.promotion import PromotionError, promote
 from perf.record import Campaign, SuiteRecord
-from perf.text import percent, throughput
+from perf.text import percent, printable, throughput
 from perf.verdict import Verdict, judge
 
 #: Exit codes of `check` by the worst verdict.
@@ -71,7 +71,7 @@ def _promote(options: argparse.Namespace) -> int:
         was = "-" if old is None else throughput(old)
         print(f"promoted  {case}: {was} -> {throughput(new)} tok/s{change}, {launches} launches")
     for case, why in outcome.refused:
-        print(f"refused   {case}: {why}")
+        print(f"refused   {case}: {printable(why)}")
     print(f"campaign {campaign.id} -> {store.folder}")
     return EXIT_REFUSED if outcome.refused or not outcome.promoted else 0
 

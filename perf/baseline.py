@@ -4,18 +4,17 @@ A file is valid pytest-benchmark JSON, so that `pytest-benchmark compare` reads 
 `extra_info`; the statistics beside it are computed from it when the file is written and never read.
 """
 
-import math
 import platform
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from filelock import FileLock, Timeout
-from pydantic import TypeAdapter
+from pydantic import ConfigDict, TypeAdapter
 from pytest_benchmark.stats import Stats
 
 from perf.files import FileError, read_json, to_json, write_text
-from perf.sample import SCHEMA, StoredCase, geometric_mean, throughputs
+from perf.sample import SCHEMA, StoredCase, are_comparable, geometric_mean, is_sound, throughputs
 
 #: Two promotions at once wait for each other; a promotion takes milliseconds.
 LOCK_TIMEOUT_S = 30.0
@@ -29,6 +28,7 @@ class _Benchmark:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _File:
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(allow_inf_nan=False)  # holds for what is inside, too
     version: Literal["sglang-perf baseline 1"]
     benchmarks: tuple[_Benchmark, ...]
 
@@ -49,8 +49,12 @@ class Store:
     def read(self, rig_id: str, suite: str, variant: str) -> tuple[StoredCase, ...]:
         """The stored cases of a variant, none where there is no file. Raises FileError for a file that is damaged."""
         path = self.path(rig_id, suite, variant)
-        if not path.exists():
+        try:
+            path.stat()
+        except (FileNotFoundError, NotADirectoryError):
             return ()
+        except OSError as error:
+            raise FileError(f"{path}: cannot be read as a baseline file: {error.strerror}") from error
         cases = tuple(benchmark.extra_info for benchmark in read_json(path, _ADAPTER, "a baseline file").benchmarks)
         for case in cases:
             _believe(case, path)
@@ -59,7 +63,8 @@ class Store:
     def promote(self, rig_id: str, suite: str, variant: str, cases: tuple[StoredCase, ...], *, add: bool) -> Path:
         """Store `cases`, each in place of what stood for its level, and leave the other levels alone.
 
-        With `add`, launches of a comparable stored case are kept and the new ones join them. Raises FileError.
+        With `add`, the launches of a stored case are kept and the new ones join them, where the two are comparable.
+        Raises FileError.
         """
         path = self.path(rig_id, suite, variant)
         try:
@@ -79,16 +84,9 @@ class Store:
 
 
 def _believe(case: StoredCase, path: Path) -> None:
-    numbers = [value for launch in case.launches for value in launch.output_throughput]
-    if (
-        case.schema != SCHEMA
-        or not case.promotions
-        or not case.launches
-        or not all(launch.output_throughput for launch in case.launches)
-        or not all(math.isfinite(value) and value > 0 for value in numbers)
-    ):
+    if not is_sound(case):
         raise FileError(
-            f"{path}: {case.case}: a stored sample must be launches of positive numbers, promoted, under schema "
+            f"{path}: level {case.level}: a stored sample must be launches of positive numbers, promoted, under schema "
             f"{SCHEMA}; restore the file from version control or promote again"
         )
 
@@ -97,7 +95,7 @@ def _succeed(old: StoredCase | None, new: StoredCase, *, add: bool) -> StoredCas
     if old is None:
         return new
     launches = new.launches
-    if add and old.workload_digest == new.workload_digest and old.power_limits_w == new.power_limits_w:
+    if add and are_comparable(old, new):
         known = {(launch.campaign, launch.launch) for launch in new.launches}
         launches = (*(each for each in old.launches if (each.campaign, each.launch) not in known), *launches)
     latest = replace(new.promotion, throughput=geometric_mean(throughputs(launches)), launches=len(launches))

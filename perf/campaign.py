@@ -77,6 +77,8 @@ def _owes(suite: SuiteRecord, case: CaseRecord, word: Word) -> bool:
 
     Never because it reads badly: more launches come only from the rule, up to the next look and the cap.
     """
+    if sum(launch.variant == case.variant for launch in suite.launches) >= suite.max_launches:
+        return False  # whatever its launches measured: this also ends every campaign
     taken = measurements(suite, case.variant, case.level)
     if any(measurement.all_reasons for _, measurement in taken):
         return False
@@ -85,8 +87,6 @@ def _owes(suite: SuiteRecord, case: CaseRecord, word: Word) -> bool:
     if suite.advisory is not None:
         return len(taken) < 1
     if word is Word.NO_BASELINE:
-        return len(taken) < min(FIRST_BASELINE_LAUNCHES, suite.max_launches)
+        return len(taken) < FIRST_BASELINE_LAUNCHES
     schedule = looks(FIRST_LOOK, suite.max_launches)
-    if len(taken) not in schedule:  # between two looks nothing is judged
-        return len(taken) < suite.max_launches
-    return word is Word.INCONCLUSIVE and len(taken) < suite.max_launches
+    return word is Word.INCONCLUSIVE or len(taken) not in schedule  # between two looks nothing is judged

@@ -14,7 +14,7 @@ from enum import StrEnum
 
 import numpy as np
 import numpy.typing as npt
-from scipy import stats
+from scipy import special
 
 Logs = npt.NDArray[np.float64]
 
@@ -69,10 +69,10 @@ class Rule:
 class Judgement:
     """What two samples say about the change from the first to the second.
 
-    `change`, `lo`, `hi` are relative changes of the metric (0.02 is 2 % more); `better` ones are positive whatever the
-    metric's direction. `could_see` is the relative loss that would have been found with the rule's power; None where no
-    noise can be estimated. `launches_needed` is how many more launches would decide about the margin, None where none
-    within MAX_ADVISED_LAUNCHES would.
+    `change`, `lo`, `hi` are relative changes of the metric itself (0.02 is 2 % more, also of a latency); `word` knows
+    its direction. `could_see` is the relative loss that would have been found with the rule's power; None where no
+    noise can be estimated. `launches_needed` is how many more launches (at least one) would find a loss of the margin
+    with that power, None where none within MAX_ADVISED_LAUNCHES would.
     """
 
     word: Word
@@ -179,8 +179,13 @@ class _Spread:
         return _t(1 - tail_error, self.freedom) * self.error
 
     def detectable(self, rule: Rule) -> float:
-        """The loss, as a positive log-ratio, that ends REGRESSED with the rule's power."""
-        return max(rule.log_margin / 3, (_t(1 - rule.tail, self.freedom) + _t(rule.power, self.freedom)) * self.error)
+        """The loss, as a positive log-ratio, that ends REGRESSED with the rule's power.
+
+        REGRESSED is an estimate below both -half_width (no change is excluded) and half_width - margin (a loss of the
+        margin is not); the noise of the estimate comes on top.
+        """
+        half = self.half_width(rule.tail)
+        return max(half, rule.log_margin - half) + _t(rule.power, self.freedom) * self.error
 
 
 def _spread(first: Logs, second: Logs) -> _Spread | None:
@@ -194,7 +199,7 @@ def _spread(first: Logs, second: Logs) -> _Spread | None:
 
 
 def _launches_needed(spread: _Spread, rule: Rule) -> int | None:
-    for more in range(MAX_ADVISED_LAUNCHES + 1):
+    for more in range(1, MAX_ADVISED_LAUNCHES + 1):
         larger = _Spread(
             pooled=spread.pooled, guarded=spread.guarded, n_before=spread.n_before, n_after=spread.n_after + more
         )
@@ -216,7 +221,7 @@ def _noise(logs: Logs) -> float | None:
 
 
 def _t(probability: float, freedom: int) -> float:
-    return float(stats.t.ppf(probability, freedom))
+    return float(special.stdtrit(freedom, probability))
 
 
 def _expm1(value: float) -> float:

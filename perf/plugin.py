@@ -6,8 +6,10 @@ selection; each item then judges its own case. The verdict is raised inside the 
 the summary see it.
 """
 
+import os
 import re
 import signal
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -42,6 +44,9 @@ MARKERS = {
 }
 
 T = TypeVar("T")
+
+#: How soon the end of tox is seen; a look costs a microsecond.
+PARENT_POLL_S = 0.5
 
 SHIPPED_SUITES = Path(__file__).parent / "suites"
 
@@ -493,20 +498,34 @@ def _guarded(bench: Bench, variant: str, ordinal: int, levels: tuple[int, ...]) 
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """SIGTERM and SIGHUP end a measurement as Ctrl-C does, with teardown; a second signal does not cut it short."""
+    """SIGTERM and SIGHUP end a measurement as Ctrl-C does, with teardown; a second signal does not cut it short.
+
+    tox sends Ctrl-C twice, and on SIGTERM ends without a word to its command: there its end counts as SIGTERM.
+    """
     signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    over = threading.Event()
 
     def interrupt(number: int, _frame: object) -> None:
         for each in signals:
             signal.signal(each, signal.SIG_IGN)
         raise KeyboardInterrupt(signal.Signals(number).name)
 
+    def watch(parent: int) -> None:
+        while not over.wait(PARENT_POLL_S):
+            if os.getppid() != parent:
+                os.kill(os.getpid(), signal.SIGTERM)
+                return
+
     held = {each: signal.signal(each, interrupt) for each in signals}
+    if "TOX_ENV_NAME" in os.environ:  # only there: under nohup a parent may end and the measurement goes on
+        threading.Thread(target=watch, args=(os.getppid(),), name="perf-parent", daemon=True).start()
     try:
         yield
     finally:
-        for each, handler in held.items():
-            signal.signal(each, handler)
+        over.set()
+        if signal.getsignal(signal.SIGINT) is interrupt:  # else they stay ignored: pytest's own end is teardown too
+            for each, handler in held.items():
+                signal.signal(each, handler)
 
 
 # What a user sees

@@ -7,10 +7,12 @@ from perf.baseline import Store
 from perf.files import to_json, write_text
 from perf.gate import Word
 from perf.record import Campaign, SuiteRecord, now_utc
-from perf.sample import SCHEMA, Promotion, StoredCase, geometric_mean, throughputs
+from perf.sample import SCHEMA, Promotion, StoredCase, are_comparable, geometric_mean, throughputs
 from perf.verdict import SIMULATED_ACCEPTANCE, CaseVerdict, judge, measurements, sample
 
 MAX_REASON = 500
+
+_CANNOT_JOIN = "the stored launches ran under another workload, power limit or simulated acceptance: leave out --add"
 
 
 class PromotionError(Exception):
@@ -28,7 +30,9 @@ class Outcome:
 def promote(campaign: Campaign, store: Store, *, reason: str, pattern: str | None, add: bool) -> Outcome:
     """Store what a campaign measured. Raises PromotionError and FileError; each variant's file is written whole.
 
-    Promotable is a case of a complete campaign whose own verdict is not INVALID and which was gated.
+    Promotable is a case of a complete campaign whose own verdict is not INVALID and which was gated. With `add` the
+    launches join the stored ones, which must be comparable. Every file is read before the first is written, so that a
+    damaged one stops all.
     """
     if not campaign.complete:
         raise PromotionError(
@@ -39,13 +43,16 @@ def promote(campaign: Campaign, store: Store, *, reason: str, pattern: str | Non
         raise PromotionError(
             f"--reason must be one printable line of at most {MAX_REASON} characters that is not empty"
         )
-    promoted: list[tuple[str, float | None, float, int]] = []
+    chosen: list[tuple[SuiteRecord, str, list[StoredCase]]] = []
+    before: dict[str, StoredCase] = {}
     refused: list[tuple[str, str]] = []
     matched = False
     for suite in campaign.suites:
         by_variant: dict[str, list[StoredCase]] = {}
         for verdict in judge(suite):
-            if not isinstance(verdict, CaseVerdict) or (pattern and not fnmatch.fnmatchcase(verdict.id, pattern)):
+            if not isinstance(verdict, CaseVerdict) or (
+                pattern is not None and not fnmatch.fnmatchcase(verdict.id, pattern)
+            ):
                 continue
             matched = True
             if verdict.advisory:
@@ -55,26 +62,32 @@ def promote(campaign: Campaign, store: Store, *, reason: str, pattern: str | Non
             else:
                 by_variant.setdefault(verdict.variant, []).append(_stored(campaign, suite, verdict, reason.strip()))
         for variant, cases in by_variant.items():
-            before = {case.level: case for case in store.read(suite.rig_id, suite.name, variant)}
-            store.promote(suite.rig_id, suite.name, variant, tuple(cases), add=add)
-            after = {case.level: case for case in store.read(suite.rig_id, suite.name, variant)}
-            for case in cases:
-                old = before.get(case.level)
-                new = after[case.level].promotion
-                promoted.append(
-                    (case.case, None if old is None else old.promotion.throughput, new.throughput, new.launches)
-                )
-            if suite.rig_id == campaign.rig.id:
-                write_text(store.folder / suite.rig_id / "rig.json", to_json(_fingerprint(campaign), indent=1))
+            levels = {case.level: case for case in store.read(suite.rig_id, suite.name, variant)}
+            before |= {case.case: levels[case.level] for case in cases if case.level in levels}
+            foreign = [case for case in cases if add and not are_comparable(before.get(case.case, case), case)]
+            refused += [(case.case, _CANNOT_JOIN) for case in foreign]
+            if joining := [case for case in cases if case not in foreign]:
+                chosen.append((suite, variant, joining))
     if not matched:
         raise PromotionError(
             f"no case of campaign {campaign.id}"
             + (
                 f" matches {pattern!r}; its cases are written like {_example(campaign)!r}"
-                if pattern
+                if pattern is not None
                 else " was measured"
             )
         )
+    promoted: list[tuple[str, float | None, float, int]] = []
+    for suite, variant, cases in chosen:
+        store.promote(suite.rig_id, suite.name, variant, tuple(cases), add=add)
+        if suite.rig_id == campaign.rig.id:
+            write_text(store.folder / suite.rig_id / "rig.json", to_json(_fingerprint(campaign), indent=1))
+        after = {case.level: case.promotion for case in store.read(suite.rig_id, suite.name, variant)}
+        for case in cases:
+            old, new = before.get(case.case), after[case.level]
+            promoted.append(
+                (case.case, None if old is None else old.promotion.throughput, new.throughput, new.launches)
+            )
     return Outcome(promoted=tuple(promoted), refused=tuple(refused))
 
 

@@ -10,14 +10,14 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
-from pydantic import TypeAdapter
+from pydantic import ConfigDict, TypeAdapter
 
 from perf.files import FileError, read_json, to_json, write_text
 from perf.metrics import RoundSummary
 from perf.rig import Rig
-from perf.sample import StoredCase
+from perf.sample import StoredCase, is_sound
 from perf.suite import Relation
 from perf.validity import Reason
 
@@ -26,6 +26,9 @@ ID = re.compile(r"\d{8}-\d{6}(-\d+)?")
 
 #: Campaigns begun in one second on one machine get a number behind the time; more than this is not one machine.
 MAX_PER_SECOND = 1000
+
+#: Names in a campaign file become paths and stand on screens: whatever else is there was not written by us.
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +129,8 @@ class SuiteRecord:
 class Campaign:
     """One campaign."""
 
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(allow_inf_nan=False)  # holds for what is inside, too
+
     kind: Literal["sglang-perf campaign"] = "sglang-perf campaign"
     schema: Literal[1] = 1
     id: str
@@ -171,14 +176,51 @@ def read(folder: Path) -> Campaign:
     campaign = read_json(folder / FILE_NAME, _ADAPTER, "a campaign file")
     if campaign.id != folder.name:
         raise FileError(f"{folder}: its file says it is campaign {campaign.id[:40]!r}; give the folder back its name")
+    for suite in campaign.suites:
+        if problem := _problem(suite):
+            raise FileError(f"{folder / FILE_NAME}: {problem}: not as the suite writes it; measure again")
     return campaign
+
+
+def _problem(suite: SuiteRecord) -> str | None:
+    """Why a suite that parsed cannot be judged or promoted, None where it can."""
+    names = [suite.name, suite.rig_id]
+    names += [name for launch in suite.launches for name in (launch.name, launch.variant)]
+    names += [part for case in suite.cases for part in (*case.id.split("/", 2), case.variant)]
+    for each in suite.relations:
+        names += [*each.relation.id.split("/", 3), each.relation.variant, *each.relation.of]
+    if strange := [name for name in names if not _NAME.fullmatch(name)]:
+        return f"the name {strange[0][:40]!r}"
+    if any(case.id.count("/") != 2 for case in suite.cases) or any(
+        each.relation.id.count("/") != 3 for each in suite.relations
+    ):
+        return "the name of a case or relation"
+    shares = (suite.margin, suite.alpha, suite.power)
+    if not all(0 < share < 1 for share in shares) or suite.family < 1 or suite.max_launches < 1:
+        return "the rule it is judged by"
+    cases = {(case.variant, case.level) for case in suite.cases}
+    if not {level for _, level in cases} <= dict(suite.requests).keys():
+        return "a level without a number of requests"
+    levels = tuple(level for _, level in cases)
+    for relation in (each.relation for each in suite.relations):
+        level = relation.level or max(levels, default=0)
+        if not relation.of or not {(name, level) for name in (relation.variant, *relation.of)} <= cases:
+            return "a relation between cases that are not in it"
+        if relation.at_least <= 0:
+            return "a relation with a factor that is not positive"
+    if not all(case.stored is None or is_sound(case.stored) for case in suite.cases):
+        return "a stored baseline without positive numbers"
+    rounds = (each for launch in suite.launches for taken in launch.measurements for each in taken.rounds)
+    if not all(each.summary is None or each.summary.output_throughput > 0 for each in rounds):
+        return "a throughput that is not positive"
+    return None
 
 
 def find(campaigns: Path, name: str | None) -> Path:
     """The folder of a campaign by id or path; without a name the newest. Raises FileError."""
     if name is not None:
         for folder in (campaigns / name, Path(name)):
-            if (folder / FILE_NAME).is_file():
+            if os.path.isfile(folder / FILE_NAME):  # unlike Path.is_file, False for whatever cannot be looked at
                 return folder.resolve()
         raise FileError(f"no campaign {name!r} in {campaigns}; there: {_known(campaigns)}")
     newest = max(folders(campaigns), key=_age, default=None)

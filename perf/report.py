@@ -1,6 +1,6 @@
 """From verdicts to text: the table and the screen of one verdict. Pure; computes nothing that is judged."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from tabulate import tabulate
 
@@ -11,6 +11,9 @@ from perf.verdict import CaseVerdict, Moved, RelationVerdict, Verdict
 
 #: How many reasons of an INVALID case its screen shows; the campaign has them all.
 MAX_REASONS = 5
+
+#: Characters of one line of a screen: the last words of a server that died, with their path, fit in.
+MAX_LINE = 1200
 
 _HEADERS = ("case", "tok/s", "baseline", "change", "interval", "TTFT ms", "TPOT ms", "accept", "launches", "verdict")
 _ALIGN = ("left", *("right",) * 8, "left")
@@ -38,7 +41,7 @@ def table(verdicts: Sequence[Verdict], *, form: str = "simple") -> str:
     )
 
 
-def tally(verdicts: Iterable[Verdict]) -> str:
+def tally(verdicts: Sequence[Verdict]) -> str:
     """`14 PASS, 1 REGRESSED; overall REGRESSED`."""
     words = [word(verdict) for verdict in verdicts]
     counts = ", ".join(f"{words.count(each)} {each}" for each in dict.fromkeys(sorted(words)))
@@ -48,12 +51,30 @@ def tally(verdicts: Iterable[Verdict]) -> str:
 
 def screen(verdict: Verdict, campaign: str, folder: str) -> str:
     """Everything a reader of one verdict needs: what happened, what was seen, what to do."""
-    lines = _case_screen(verdict, campaign) if isinstance(verdict, CaseVerdict) else _relation_screen(verdict)
+    lines = _case_screen(verdict) if isinstance(verdict, CaseVerdict) else _relation_screen(verdict)
     if verdict.advisory:
         lines.append(_line("advisory", verdict.advisory))
-    if verdict.launches and verdict.word in (Word.REGRESSED, Word.VIOLATED, Word.INVALID):
-        lines.append(_line("server log", f"{folder}/{verdict.launches[-1]}/server.log"))
+    if verdict.word in (Word.REGRESSED, Word.VIOLATED, Word.INVALID):
+        lines += [_line("server log", f"{folder}/{launch}/server.log") for launch in verdict.logs]
+    if not verdict.advisory:
+        lines += _advice(verdict, campaign)
     return "\n".join(lines)
+
+
+def _advice(verdict: Verdict, campaign: str) -> list[str]:
+    """What to do where the verdict is meant to be so."""
+    promote = f'python -m perf promote {campaign} --case "{verdict.id}" --reason'
+    match verdict.word:
+        case Word.REGRESSED:
+            return [f'  If the loss is intended: {promote} "why"']
+        case Word.VIOLATED:
+            return ["  If this is intended: change its [[expect]] in the suite file"]
+        case Word.IMPROVED:
+            return [f'  To hold it from now on: {promote} "why"']
+        case Word.NO_BASELINE:
+            return [f'  Record it: {promote} "first baseline"']
+        case _:
+            return []
 
 
 def _row(verdict: Verdict) -> tuple[str, ...]:
@@ -68,7 +89,7 @@ def _row(verdict: Verdict) -> tuple[str, ...]:
         return (name, after, before, change, interval, "-", "-", "-", "-", word(verdict))
     measured = verdict.measured
     if measured is None:
-        return (name, "-", before, change, interval, "-", "-", "-", str(len(verdict.launches)), word(verdict))
+        return (name, "-", before, change, interval, "-", "-", "-", str(verdict.launches), word(verdict))
     return (
         name,
         throughput(measured.output_throughput),
@@ -83,110 +104,104 @@ def _row(verdict: Verdict) -> tuple[str, ...]:
     )
 
 
-def _case_screen(verdict: CaseVerdict, campaign: str) -> list[str]:
-    promote = f'python -m perf promote {campaign} --case "{verdict.id}" --reason "why"'
+def _case_screen(verdict: CaseVerdict) -> list[str]:
+    judgement = verdict.judgement
     if verdict.word is Word.INVALID:
         return _invalid_screen(verdict.reasons)
-    if verdict.judgement is None:
-        lines = [f"NO_BASELINE  {verdict.id} on {verdict.rig_id}"]
-        if verdict.measured is not None:
-            lines[0] += f": {throughput(verdict.measured.output_throughput)} tok/s measured"
-        lines.append(_line("why", verdict.why or ""))
-        return [*lines, f"  record it: {promote.replace('why', 'first baseline')}"]
-    judgement = verdict.judgement
-    numbers = (
-        f"output throughput {throughput(judgement.after)} tok/s, baseline {throughput(judgement.before)}: "
-        f"{_change(verdict.word, judgement)}, interval {_interval(judgement)}, margin {share(verdict.margin)}"
-    )
-    lines = [f"{verdict.word}  {numbers}"]
+    if judgement is None:
+        seen = verdict.measured
+        numbers = "" if seen is None else f": {throughput(seen.output_throughput)} tok/s in {_launches(seen.launches)}"
+        return [f"{word(verdict)}  {verdict.id} on {verdict.rig_id}{numbers}", _line("why", verdict.why or "-")]
+    seen_now = f"output throughput {throughput(judgement.after)} tok/s, baseline {throughput(judgement.before)}"
     if verdict.word is Word.INCONCLUSIVE:
-        lines = [f"INCONCLUSIVE  interval {_interval(judgement)} spans the margin of {share(verdict.margin)}"]
-        lines.append(_line("seen", numbers.rsplit(", interval", 1)[0]))
-        lines += _inconclusive(verdict)
+        lines = [f"{word(verdict)}  {_spans(verdict, judgement)}", _line("seen", seen_now)]
+        lines += _inconclusive(verdict, judgement, "the baseline's")
+    else:
+        interval = f"interval {_interval(judgement)}, margin {share(verdict.margin)}"
+        lines = [f"{word(verdict)}  {seen_now}: {_change(verdict.word, judgement)}, {interval}"]
     if verdict.moved:
-        lines.append(_line("moved with it", ", ".join(_moved(each) for each in verdict.moved)))
-    if verdict.notes:
-        lines.append(_line("different", "; ".join(verdict.notes)))
+        moved = ", ".join(_moved(each, verdict.margin) for each in verdict.moved)
+        lines.append(_line("moved with it", moved))
+    lines += [_line("different", note) for note in verdict.notes]
     if verdict.stored is not None:
         promotion = verdict.stored.promotion
-        lines.append(
-            _line(
-                "baseline",
-                f'{printable(promotion.promoted_at[:10], 10)}, "{printable(promotion.reason, 120)}", '
-                f"{judgement.launches_before} launches; tonight {judgement.launches_after}",
-            )
-        )
-    if verdict.word is Word.REGRESSED:
-        lines.append(f"  If the loss is intended: {promote}")
-    if verdict.word is Word.IMPROVED:
-        lines.append(f"  To hold it from now on: {promote}")
+        said = f'{printable(promotion.promoted_at[:10], 10)}, "{printable(promotion.reason, 120)}"'
+        counts = f"{_launches(judgement.launches_before)}, tonight {judgement.launches_after}"
+        lines.append(_line("baseline", f"{said}, {counts}"))
     return lines
 
 
 def _relation_screen(verdict: RelationVerdict) -> list[str]:
-    if verdict.judgement is None:
-        return _invalid_screen(verdict.reasons)
     judgement = verdict.judgement
+    if judgement is None or verdict.best is None:
+        return _invalid_screen(verdict.reasons)
     place = f"level {verdict.level}" + (" (saturation)" if verdict.saturation else "")
     factor = "" if verdict.at_least == 1 else f"{verdict.at_least:g} x "
     claim = (
         f"{verdict.variant} {throughput(judgement.after)} tok/s, expected at least {factor}{verdict.best} "
         f"{throughput(judgement.before / verdict.at_least)} at {place}"
     )
-    ratio = (
-        f"ratio {1 + judgement.change:.3f}, interval [{1 + judgement.lo:.3f}, {1 + judgement.hi:.3f}], "
-        f"margin {share(verdict.margin)}"
-    )
+    of = "" if verdict.at_least == 1 else " of what is expected"
+    ratio = f"ratio {1 + judgement.change:.3f}{of}, interval [{1 + judgement.lo:.3f}, {1 + judgement.hi:.3f}]"
     if verdict.word is Word.INCONCLUSIVE:
-        lines = [f"INCONCLUSIVE  {ratio.split(', ', 1)[1]}: it spans the margin", _line("seen", claim)]
-        return lines + _inconclusive(verdict)
-    return [f"{verdict.word}  {claim}: {ratio}"]
+        lines = [f"{word(verdict)}  {_spans(verdict, judgement)}", _line("seen", claim)]
+        return lines + _inconclusive(verdict, judgement, f"{verdict.best}'s")
+    return [f"{word(verdict)}  {claim}: {ratio}, margin {share(verdict.margin)}"]
 
 
 def _invalid_screen(reasons: tuple[Reason, ...]) -> list[str]:
     lines: list[str] = []
     for reason in reasons[:MAX_REASONS]:
         head = "INVALID  " if not lines else "         "
-        lines += [f"{head}{reason.name}: {printable(reason.seen, 1200)}", _line("do", printable(reason.advice))]
+        lines.append(f"{head}{printable(reason.name)}: {printable(reason.seen, MAX_LINE)}")
+        lines.append(_line("do", reason.advice))
     if len(reasons) > MAX_REASONS:
         lines.append(f"         and {len(reasons) - MAX_REASONS} more reasons, in the campaign file")
     return lines
 
 
-def _inconclusive(verdict: Verdict) -> list[str]:
-    judgement = verdict.judgement
-    if judgement is None:
-        return []
+def _spans(verdict: Verdict, judgement: Judgement) -> str:
+    return f"interval {_interval(judgement)} spans the margin of {share(verdict.margin)}"
+
+
+def _inconclusive(verdict: Verdict, judgement: Judgement, whose: str) -> list[str]:
+    """Why it is not decided, and what would decide it; `whose` names the launches compared with."""
     noise = [
         f"{name} launches vary by {share(value)}"
-        for name, value in (("tonight's", judgement.noise_after), ("the baseline's", judgement.noise_before))
+        for name, value in (("tonight's", judgement.noise_after), (whose, judgement.noise_before))
         if value is not None
     ]
-    stopped = verdict.stopped or f"the cap of {judgement.launches_after} launches is reached"
-    lines = [_line("why", "; ".join([*noise, stopped]))]
+    made = verdict.stopped or f"{_launches(judgement.launches_after)} measured"
+    lines = [_line("why", "; ".join([*noise, made]))]
     if judgement.could_see is None:
-        lines.append(_line("could see", "nothing yet: one launch on each side says nothing about noise"))
-        return lines
-    if judgement.launches_needed is None:
-        more = f"no number of launches tonight would show {share(verdict.margin)}: store a baseline of more launches"
-    else:
-        minutes = duration(judgement.launches_needed * verdict.launch_s) if verdict.launch_s else "-"
-        more = f"{share(verdict.margin)} needs about {judgement.launches_needed} more launches ({minutes}): "
-        more += "--perf-max-launches, --perf-budget-minutes"
-    lines.append(_line("could see", f"a loss of {share(round(judgement.could_see, 4))} or more; {more}"))
-    return lines
+        return [*lines, _line("could see", "nothing yet: one launch on each side says nothing of noise")]
+    lines.append(_line("could see", f"a loss of {share(round(judgement.could_see, 3))} or more"))
+    margin, needed = share(verdict.margin), judgement.launches_needed
+    if needed is None:
+        return [*lines, _line("do", f"no night shows {margin} at this noise: find its cause, or add stored launches")]
+    minutes = f" ({duration(needed * verdict.launch_s)})" if verdict.launch_s else ""
+    option = f"--perf-max-launches={judgement.launches_after + needed}"
+    if verdict.stopped:
+        option = "--perf-budget-minutes and " + option
+    return [*lines, _line("do", f"{margin} needs about {needed} more launches{minutes}: {option}, or a quieter rig")]
 
 
-def _moved(moved: Moved) -> str:
+def _moved(moved: Moved, margin: float) -> str:
+    """Only what its interval supports: it moved, it did not by as much as the margin, or nobody can tell."""
     judgement = moved.judgement
     if judgement.lo <= 0 <= judgement.hi:
-        return f"{moved.name} unchanged (~)"
+        unchanged = -margin < judgement.lo and judgement.hi < margin
+        return f"{moved.name} {'unchanged (~)' if unchanged else 'not told (?)'}"
     if moved.unit == "ms":
         values = f"{milliseconds(judgement.before)} -> {milliseconds(judgement.after)} ms"
     else:
         digits = 2 if judgement.before < 100 else 0
         values = f"{judgement.before:.{digits}f} -> {judgement.after:.{digits}f}"
     return f"{moved.name} {values} ({percent(judgement.change)})"
+
+
+def _launches(count: int) -> str:
+    return "1 launch" if count == 1 else f"{count} launches"
 
 
 def _change(outcome: Word, judgement: Judgement) -> str:
@@ -203,4 +218,4 @@ def _interval(judgement: Judgement) -> str:
 
 
 def _line(label: str, text: str) -> str:
-    return f"  {label:<15} {text}"
+    return f"  {label:<15} {printable(text, MAX_LINE)}"

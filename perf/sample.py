@@ -61,6 +61,34 @@ class StoredCase:
         return self.promotions[-1]
 
 
+def is_sound(case: StoredCase) -> bool:
+    """Is it a sample that can be judged against: launches of finite positive numbers, promoted, under our schema?"""
+    return (
+        case.schema == SCHEMA
+        and bool(case.promotions)
+        and bool(case.launches)
+        and all(_is_sound(launch) for launch in case.launches)
+    )
+
+
+def are_comparable(one: StoredCase, other: StoredCase) -> bool:
+    """Were two samples asked the same under the same conditions, so that one may join or be judged by the other?"""
+    return (
+        one.workload_digest == other.workload_digest
+        and one.power_limits_w == other.power_limits_w
+        and one.simulated_acceptance == other.simulated_acceptance
+    )
+
+
+def _is_sound(launch: LaunchSample) -> bool:
+    rounds = len(launch.output_throughput)
+    return (
+        rounds > 0
+        and all(math.isfinite(value) and value > 0 for value in launch.output_throughput)
+        and len(launch.acceptance_length) == len(launch.ttft_s) == len(launch.tpot_s) == rounds
+    )
+
+
 def geometric_mean(values: Iterable[float]) -> float:
     """The geometric mean of positive numbers: the mean in the logarithms the gate works with."""
     logs = [math.log(value) for value in values]

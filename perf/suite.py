@@ -504,7 +504,7 @@ class _Resolver:
         env: dict[str, str] = {}
         settings: dict[str, object] = {}
         for ancestor, table in self.lineage(name):
-            for key in table.model_fields_set:
+            for key in sorted(table.model_fields_set):
                 if key == "args":
                     args += table.args
                 elif key == "env":

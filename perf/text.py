@@ -3,24 +3,23 @@
 import math
 import re
 
-#: Terminal sequences first (CSI, OSC, two-character escapes), then whatever control or format character is left,
-#: bidirectional overrides and line separators among them.
+#: Terminal sequences: CSI, OSC, two-character escapes.
 _SEQUENCES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b[@-_]?")
-_CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]")
 
 
 def printable(text: str, limit: int = 300) -> str:
     """One harmless line of text from outside: no terminal sequences, no controls, at most `limit` characters."""
-    line = _CONTROLS.sub(" ", _SEQUENCES.sub("", text[: 4 * limit]))
+    plain = _SEQUENCES.sub("", text[: 4 * limit])
+    line = "".join(c if c.isprintable() else " " for c in plain)  # controls, surrogates, bidirectional overrides
     line = " ".join(line.split())
     return line if len(line) <= limit else line[: limit - 3] + "..."
 
 
 def throughput(value: float) -> str:
     """`2,984`, `92.7`, `0.84`: at least three significant digits of a rate in tok/s."""
-    if value >= 1000:
+    if value >= 999.95:
         return f"{value:,.0f}"
-    return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+    return f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"
 
 
 def percent(change: float, digits: int = 1) -> str:
@@ -41,7 +40,7 @@ def milliseconds(seconds: float | None) -> str:
     if seconds is None:
         return "-"
     value = 1000 * seconds
-    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
+    return f"{value:,.0f}" if value >= 99.95 else f"{value:.1f}"
 
 
 def duration(seconds: float) -> str:

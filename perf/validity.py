@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from perf.text import printable, share
 from perf.trace import Counters, Round
 
-#: Client and server may differ by this much: a counter read while a step is under way is a few tokens off.
+#: Client and server may differ by this much: some servers count a token more or less at the ends of a request.
 MAX_DISAGREEMENT = 0.01
 
 #: Prompt tokens that may come from the cache, beyond the chat template that all requests share.

@@ -27,7 +27,7 @@ class Measured:
 
     launches: int
     output_throughput: float
-    ttft_s: float
+    ttft_s: float | None
     tpot_s: float | None
     acceptance_length: float | None
 
@@ -43,7 +43,10 @@ class Moved:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaseVerdict:
-    """The verdict of one case. `why` says in words why there is nothing to compare with, or too little."""
+    """The verdict of one case. `why` says in words why there is nothing to compare with, or too little.
+
+    `logs` names the launches whose server logs say most; none for a server that already ran.
+    """
 
     id: str
     rig_id: str
@@ -59,7 +62,8 @@ class CaseVerdict:
     why: str | None
     notes: tuple[str, ...]
     stored: StoredCase | None
-    launches: tuple[str, ...]
+    launches: int
+    logs: tuple[str, ...]
     launch_s: float | None
     stopped: str | None
 
@@ -80,7 +84,7 @@ class RelationVerdict:
     advisory: str | None
     judgement: Judgement | None
     reasons: tuple[Reason, ...]
-    launches: tuple[str, ...]
+    logs: tuple[str, ...]
     launch_s: float | None
     stopped: str | None
 
@@ -130,7 +134,8 @@ def judge_case(suite: SuiteRecord, case: CaseRecord) -> CaseVerdict:
         why=why,
         notes=() if judgement is None or case.stored is None else tuple(_notes(case.stored, launches)),
         stored=case.stored,
-        launches=tuple(launch.name for launch in launches),
+        launches=len(launches),
+        logs=_last_log(launches),
         launch_s=_mean([launch.duration_s for launch in launches]),
         stopped=suite.stopped,
     )
@@ -143,10 +148,12 @@ def judge_relation(suite: SuiteRecord, record: RelationRecord) -> RelationVerdic
     reasons: list[Reason] = []
     samples: dict[str, tuple[float, ...]] = {}
     launches: list[LaunchRecord] = []
+    logs: dict[str, tuple[str, ...]] = {}
     for variant in (relation.variant, *relation.of):
         case = next(case for case in suite.cases if case.variant == variant and case.level == level)
         taken = measurements(suite, variant, level)
         launches += [launch for launch, _ in taken]
+        logs[variant] = _last_log([launch for launch, _ in taken])
         found = _reasons(suite, case, [measurement for _, measurement in taken])
         if found:
             reasons.append(
@@ -154,6 +161,7 @@ def judge_relation(suite: SuiteRecord, record: RelationRecord) -> RelationVerdic
             )
         else:
             samples[variant] = throughputs(sample("", launch, measurement) for launch, measurement in taken)
+    to_read = [variant for variant in logs if variant not in samples] or logs
     result = None if reasons else relations.judge(relation, samples, rule(suite))
     return RelationVerdict(
         id=relation.id,
@@ -168,7 +176,7 @@ def judge_relation(suite: SuiteRecord, record: RelationRecord) -> RelationVerdic
         advisory=suite.advisory,
         judgement=None if result is None else result.judgement,
         reasons=tuple(reasons),
-        launches=tuple(launch.name for launch in launches),
+        logs=tuple(launch for variant in to_read for launch in logs[variant]),
         launch_s=_mean([launch.duration_s for launch in launches]),
         stopped=suite.stopped,
     )
@@ -234,11 +242,11 @@ def _not_comparable(suite: SuiteRecord, case: CaseRecord, launches: list[LaunchR
             f"the stored baseline ran under other power limits ({_watts(stored.power_limits_w)}, "
             f"now {_watts(suite.power_limits_w)})"
         )
-    simulated = {dict(launch.variant_env).get(SIMULATED_ACCEPTANCE) for launch in launches}
-    if simulated and simulated != {stored.simulated_acceptance}:
-        now = ", ".join(str(value) for value in simulated)
-        was = stored.simulated_acceptance
-        return f"acceptance is simulated on one side only ({SIMULATED_ACCEPTANCE} was {was}, now {now})"
+    for launch in launches:
+        now = dict(launch.variant_env).get(SIMULATED_ACCEPTANCE)
+        if now != stored.simulated_acceptance:
+            was, now = (printable(value or "not set", 32) for value in (stored.simulated_acceptance, now))
+            return f"acceptance is not simulated alike on both sides ({SIMULATED_ACCEPTANCE} was {was}, now {now})"
     return None
 
 
@@ -289,7 +297,7 @@ def _measured(samples: tuple[LaunchSample, ...]) -> Measured:
     return Measured(
         launches=len(samples),
         output_throughput=geometric_mean(throughputs(samples)),
-        ttft_s=mean_of("TTFT") or 0.0,
+        ttft_s=mean_of("TTFT"),
         tpot_s=mean_of("TPOT"),
         acceptance_length=mean_of("acceptance length"),
     )
@@ -314,11 +322,16 @@ def _notes(stored: StoredCase, launches: list[LaunchRecord]) -> Iterator[str]:
 
 
 def _words(parts: list[str]) -> str:
-    return printable(" ".join(parts), 160) or "nothing else"
+    return printable(" ".join(parts), 160) or "nothing more"
 
 
 def _watts(limits: tuple[float | None, ...]) -> str:
     return ", ".join("unknown" if limit is None else f"{limit:.0f} W" for limit in limits) or "none"
+
+
+def _last_log(launches: list[LaunchRecord]) -> tuple[str, ...]:
+    """The last launch: what is INVALID is not launched again. A server that already ran left no log with us."""
+    return tuple(launch.name for launch in launches[-1:] if launch.command)
 
 
 def _mean(values: list[float]) -> float | None:
