@@ -39,7 +39,7 @@ class _Parser(argparse.ArgumentParser):
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one verb; the exit code."""
-    options = _parser().parse_args(arguments)
+    options = parser().parse_args(arguments)
     try:
         return _promote(options) if options.verb == "promote" else _check(options)
     except (FileError, PromotionError) as error:
@@ -47,9 +47,10 @@ def main(arguments: list[str] | None = None) -> int:
         return EXIT_USAGE if options.verb == "check" else EXIT_REFUSED
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="python -m perf", description=__doc__)
-    verbs = parser.add_subparsers(dest="verb", required=True, parser_class=_Parser)
+def parser() -> argparse.ArgumentParser:
+    """The command line of every verb."""
+    whole = _Parser(prog="python -m perf", description=__doc__)
+    verbs = whole.add_subparsers(dest="verb", required=True, parser_class=_Parser)
     promote_ = verbs.add_parser("promote", help="make a campaign's launches the stored baselines")
     promote_.add_argument("--reason", required=True, help="why, for whoever reads the baseline later")
     promote_.add_argument("--case", metavar="GLOB", help='only these cases, such as "*/eagle3/c016"')
@@ -59,7 +60,7 @@ def _parser() -> argparse.ArgumentParser:
         verb.add_argument("campaign", nargs="?", metavar="CAMPAIGN", help="its id or folder (default: the newest)")
         verb.add_argument("--baselines", type=Path, metavar="DIR", help="the store (default: baselines)")
         verb.add_argument("--campaign-dir", type=Path, default=Path(".perf/campaigns"), metavar="DIR")
-    return parser
+    return whole
 
 
 def _promote(options: argparse.Namespace) -> int:

@@ -2,12 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from perf import relations
 from perf.gate import Word, looks
 from perf.record import CaseRecord, LaunchRecord, SuiteRecord
 from perf.text import duration
-from perf.verdict import FIRST_LOOK, judge_case, judge_relation, measurements
+from perf.verdict import FIRST_LOOK, Verdict, judge_case, judge_relation, measurements
 
 #: Launches of a case without a baseline, so that the next run can judge.
 FIRST_BASELINE_LAUNCHES = 4
@@ -53,16 +54,15 @@ def next_levels(suite: SuiteRecord) -> dict[str, tuple[int, ...]]:
     """The levels of each variant that the next pass must measure; empty when nothing more is owed or allowed."""
     needed: set[tuple[str, int]] = set()
     for case in suite.cases:
-        if case.selected and _owes(suite, case, judge_case(suite, case).word):
+        if case.selected and _owes(suite, case, partial(judge_case, suite, case)):
             needed.add((case.variant, case.level))
     for record in suite.relations:
         if not record.selected:
             continue
-        word = judge_relation(suite, record).word
         level = relations.level_of(record.relation, tuple(case.level for case in suite.cases))
         for variant in (record.relation.variant, *record.relation.of):
             case = next(case for case in suite.cases if case.variant == variant and case.level == level)
-            if _owes(suite, case, word):
+            if _owes(suite, case, partial(judge_relation, suite, record)):
                 needed.add((variant, level))
     order = {case.variant: [each.level for each in suite.cases if each.variant == case.variant] for case in suite.cases}
     return {
@@ -72,8 +72,8 @@ def next_levels(suite: SuiteRecord) -> dict[str, tuple[int, ...]]:
     }
 
 
-def _owes(suite: SuiteRecord, case: CaseRecord, word: Word) -> bool:
-    """Must this case be measured (again) for a verdict that now reads `word`?
+def _owes(suite: SuiteRecord, case: CaseRecord, judge: Callable[[], Verdict]) -> bool:
+    """Must this case be measured (again) for the verdict that `judge` gives?
 
     Never because it reads badly: more launches come only from the rule, up to the next look and the cap.
     """
@@ -86,7 +86,7 @@ def _owes(suite: SuiteRecord, case: CaseRecord, word: Word) -> bool:
         return False  # known to be INVALID before any load
     if suite.advisory is not None:
         return len(taken) < 1
-    if word is Word.NO_BASELINE:
-        return len(taken) < FIRST_BASELINE_LAUNCHES
-    schedule = looks(FIRST_LOOK, suite.max_launches)
-    return word is Word.INCONCLUSIVE or len(taken) not in schedule  # between two looks nothing is judged
+    if len(taken) not in looks(FIRST_LOOK, suite.max_launches):
+        return True  # between two looks nothing is judged
+    word = judge().word
+    return word is Word.INCONCLUSIVE or (word is Word.NO_BASELINE and len(taken) < FIRST_BASELINE_LAUNCHES)

@@ -8,15 +8,13 @@ not know is how one night differs from the next: that part is not in the interva
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 
-import numpy as np
-import numpy.typing as npt
 from scipy import special
-
-Logs = npt.NDArray[np.float64]
 
 
 class Word(StrEnum):
@@ -131,7 +129,7 @@ def judge(
     """
     first, second = _logs(before), _logs(after)
     direction = 1.0 if higher_is_better else -1.0
-    estimate = direction * float(second.mean() - first.mean())
+    estimate = direction * (second.mean - first.mean)
     spread = _spread(first, second)
     half = math.inf if spread is None else spread.half_width(rule.tail)
     lo, hi = estimate - half, estimate + half
@@ -142,15 +140,40 @@ def judge(
         change=math.expm1(direction * estimate),
         lo=_expm1(ends[0]),
         hi=_expm1(ends[1]),
-        before=math.exp(float(first.mean())),
-        after=math.exp(float(second.mean())),
+        before=math.exp(first.mean),
+        after=math.exp(second.mean),
         launches_before=len(before),
         launches_after=len(after),
-        noise_before=_noise(first),
-        noise_after=_noise(second),
+        noise_before=first.noise,
+        noise_after=second.noise,
         could_see=None if spread is None else -math.expm1(-spread.detectable(rule)),
         launches_needed=None if spread is None else _launches_needed(spread, rule),
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Logs:
+    """The logarithms of a sample, their mean and the sum of their squared distances from it.
+
+    Sums are correctly rounded (`math.fsum`), so that the order of the launches changes no bit.
+    """
+
+    values: tuple[float, ...]
+    mean: float
+    squares: float
+
+    @property
+    def noise(self) -> float | None:
+        """Coefficient of variation of one launch: the standard deviation of the logarithms."""
+        return math.sqrt(self.squares / (len(self.values) - 1)) if len(self.values) > 1 else None
+
+
+def _logs(sample: tuple[float, ...]) -> _Logs:
+    if not sample or not all(0 < value < math.inf for value in sample):
+        raise ValueError(f"a sample must be positive numbers, one for each launch; seen {list(sample)}")
+    values = tuple(math.log(value) for value in sample)
+    mean = math.fsum(values) / len(values)
+    return _Logs(values=values, mean=mean, squares=math.fsum((value - mean) ** 2 for value in values))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,38 +211,27 @@ class _Spread:
         return max(half, rule.log_margin - half) + _t(rule.power, self.freedom) * self.error
 
 
-def _spread(first: Logs, second: Logs) -> _Spread | None:
-    freedom = first.size + second.size - 2
+def _spread(first: _Logs, second: _Logs) -> _Spread | None:
+    n_before, n_after = len(first.values), len(second.values)
+    freedom = n_before + n_after - 2
     if freedom < 1:
         return None
-    squares = float(((first - first.mean()) ** 2).sum() + ((second - second.mean()) ** 2).sum())
-    pooled = squares / freedom
-    own = float(second.var(ddof=1)) if second.size > 1 else 0.0
-    return _Spread(pooled=pooled, guarded=max(pooled, own), n_before=first.size, n_after=second.size)
+    pooled = (first.squares + second.squares) / freedom
+    guarded = max(pooled, second.squares / (n_after - 1)) if n_after > 1 else pooled
+    return _Spread(pooled=pooled, guarded=guarded, n_before=n_before, n_after=n_after)
 
 
 def _launches_needed(spread: _Spread, rule: Rule) -> int | None:
-    for more in range(1, MAX_ADVISED_LAUNCHES + 1):
-        larger = _Spread(
-            pooled=spread.pooled, guarded=spread.guarded, n_before=spread.n_before, n_after=spread.n_after + more
-        )
-        if larger.detectable(rule) <= rule.log_margin:
-            return more
-    return None
+    def suffices(more: int) -> bool:
+        n_after = spread.n_after + more
+        larger = _Spread(pooled=spread.pooled, guarded=spread.guarded, n_before=spread.n_before, n_after=n_after)
+        return larger.detectable(rule) <= rule.log_margin
+
+    more = 1 + bisect_left(range(1, MAX_ADVISED_LAUNCHES + 1), True, key=suffices)
+    return more if more <= MAX_ADVISED_LAUNCHES else None
 
 
-def _logs(sample: tuple[float, ...]) -> Logs:
-    values = np.array(sorted(sample), dtype=np.float64)  # sorted: the order of launches in a file changes no bit
-    if values.size == 0 or not bool(np.all(np.isfinite(values) & (values > 0))):
-        raise ValueError(f"a sample must be positive numbers, one for each launch; seen {list(sample)}")
-    return np.log(values)
-
-
-def _noise(logs: Logs) -> float | None:
-    """Coefficient of variation of one launch: the standard deviation of the logarithms."""
-    return float(logs.std(ddof=1)) if logs.size > 1 else None
-
-
+@lru_cache(maxsize=4096)  # a campaign asks for few quantiles, and often
 def _t(probability: float, freedom: int) -> float:
     return float(special.stdtrit(freedom, probability))
 

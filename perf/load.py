@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self
 
+import aiohttp
 import httpx2
 import openai
 from openai.types.chat import ChatCompletionMessageParam
 
-from perf.stream import MAX_DETAIL, Answer, read_answer
+from perf.stream import MAX_DETAIL, read_answer
 from perf.trace import Failure, FailureName, RequestTrace, Round
 from perf.workload import Endpoint, PlannedRequest, RoundPlan
 
@@ -224,6 +225,8 @@ class Client:
             # The headers are there, the body broke: what arrived is decoded, an error object in it goes before.
             if not reads:
                 failure = Failure(name=FailureName.TRUNCATED, detail=f"the body broke before its first byte: {error}")
+        except aiohttp.ClientResponseError as error:  # what it cannot read as HTTP the transport passes on as it is
+            failure = Failure(name=FailureName.MALFORMED, detail=f"no HTTP answer: {error.message}"[:MAX_DETAIL])
         except asyncio.CancelledError:
             if not tally.failed:
                 raise
@@ -310,12 +313,7 @@ def _without_openai_environment() -> Iterator[None]:
 
 
 def _decode(exchange: _Exchange, tokens: int, zero: float) -> RequestTrace:
-    answer = Answer()
-    if exchange.reads:
-        answer = read_answer(exchange.reads, requested_tokens=tokens, ended_clean=exchange.ended_clean)
-    failure = exchange.failure or answer.failure
-    if not exchange.reads and failure is None:
-        failure = Failure(name=FailureName.TRUNCATED, detail="an empty body")
+    answer = read_answer(exchange.reads, requested_tokens=tokens, ended_clean=exchange.ended_clean)
     return RequestTrace(
         index=exchange.request.index,
         prompt_id=exchange.request.prompt_id,
@@ -327,7 +325,7 @@ def _decode(exchange: _Exchange, tokens: int, zero: float) -> RequestTrace:
         cached_tokens=answer.cached_tokens,
         ended_s=exchange.ended_s - zero,
         finish_reason=answer.finish_reason,
-        failure=failure,
+        failure=exchange.failure or answer.failure,
     )
 
 

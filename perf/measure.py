@@ -11,8 +11,9 @@ from pathlib import Path
 from perf import load, metrics, server, validity
 from perf.files import FileError, to_json, write_text
 from perf.record import LaunchRecord, Measurement, RoundRecord, now_utc
-from perf.redaction import Secrets
+from perf.redaction import Redactor, Secrets
 from perf.sglang import Control
+from perf.stream import MAX_DETAIL
 from perf.suite import Suite, Variant
 from perf.text import printable
 from perf.trace import RequestTrace, Round
@@ -20,6 +21,11 @@ from perf.validity import Observation, Reason
 
 #: Connections beyond the level: a request may begin before the one it follows has let go of its connection.
 SPARE_CONNECTIONS = 16
+
+#: A connection that broke is seen a moment before the end of the process that held it: after a failed request the
+#: server's death is waited for this long, so that it is named.
+DEATH_SETTLE_S = 1.0
+DEATH_POLL_S = 0.05
 
 #: A key file larger than this is another file.
 MAX_KEY_BYTES = 64 * 1024
@@ -85,7 +91,7 @@ class Bench:
         except server.ServerError as error:
             reason = Reason(
                 name="server did not end" if record.measurements else "server did not start",
-                seen=printable(hidden.redact(str(error)), 1200),
+                seen=_seen(error, hidden),
                 advice=f"read {folder / 'server.log'}",
             )
             self.show.line(f"{name}: {reason.name}")
@@ -208,7 +214,7 @@ class _Launch:
                 counted=counted,
                 speculative=self.variant.speculative,
                 level_must_be_reached=suite.workload.level_must_be_reached,
-                death=self._death(),
+                death=self._death(suspected=any(request.failure for request in measured.requests)),
             )
         )
         self._keep(measured, counted=None if counted is None else asdict(counted))
@@ -222,8 +228,10 @@ class _Launch:
     def _is_dead(self) -> bool:
         return self.running.exit_status() is not None
 
-    def _death(self) -> str | None:
-        status = self.running.exit_status()
+    def _death(self, *, suspected: bool = False) -> str | None:
+        deadline = time.monotonic() + (DEATH_SETTLE_S if suspected else 0.0)
+        while (status := self.running.exit_status()) is None and time.monotonic() < deadline:
+            time.sleep(DEATH_POLL_S)
         if status is None:
             return None
         tail = self.running.log_tail().strip().splitlines()
@@ -255,14 +263,26 @@ def _brief(request: RequestTrace) -> dict[str, object]:
 
 
 def _redacted(measured: Round, hidden: Secrets) -> Round:
-    """A server's error may quote the key it was sent."""
+    """A server's error may quote the key it was sent; where the error was cut, the key may have been."""
 
     def clean(request: RequestTrace) -> RequestTrace:
         if request.failure is None:
             return request
-        return replace(request, failure=replace(request.failure, detail=hidden.redact(request.failure.detail)))
+        detail = request.failure.detail
+        if len(detail) < MAX_DETAIL:
+            detail = hidden.redact(detail)
+        else:  # without the end, which may be the beginning of a secret
+            detail = Redactor(hidden).feed(detail.encode("utf-8", "surrogatepass")).decode("utf-8", "surrogatepass")
+        return replace(request, failure=replace(request.failure, detail=detail))
 
     return replace(measured, requests=tuple(clean(request) for request in measured.requests))
+
+
+def _seen(error: server.ServerError, hidden: Secrets) -> str:
+    """The reason and the end of the log on one line; what ended a server stands in its last lines, not in its first."""
+    tail = [printable(hidden.redact(line), 130) for line in error.tail.splitlines()[-8:]]
+    reason = printable(hidden.redact(error.reason), 400)
+    return reason + (f"; the end of its log: {' | '.join(tail)}" if tail else "")
 
 
 def _live(progress: load.Progress) -> str:

@@ -29,6 +29,7 @@ from perf.files import FileError
 from perf.gate import Word
 from perf.measure import Bench, Show, api_key
 from perf.record import Campaign, CaseRecord, LaunchRecord, Measurement, RelationRecord, SuiteRecord
+from perf.redaction import Secrets
 from perf.rig import EMULATED_RIG_ID, Rig, probe
 from perf.sample import throughputs
 from perf.suite import Case, Relation, Suite, SuiteError
@@ -76,6 +77,10 @@ class PerfItem:
     subject: Case | Relation | None
     problem: str | None = None
 
+    def __repr__(self) -> str:
+        """The id alone: pytest-benchmark writes it to its files, and the commands of a suite may hold secrets."""
+        return self.subject.id if self.subject else "unreadable"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
@@ -110,7 +115,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="a suite file, or the name of a shipped one; may be repeated. Always with =",
     )
     parser.addini("perf_suite", "suite files or names of shipped suites, one a line", type="linelist", default=[])
-    for option in _OPTIONS:
+    for option in OPTIONS:
         group.addoption(f"--perf-{option.name}", metavar=option.metavar, help=option.help)
         parser.addini(f"perf_{option.name.replace('-', '_')}", option.help)
 
@@ -122,7 +127,7 @@ class _Option:
     help: str
 
 
-_OPTIONS = (
+OPTIONS = (
     _Option("baselines", "DIR", "the folder of stored baselines (default: baselines)"),
     _Option("campaign-dir", "DIR", "the folder of campaigns (default: .perf/campaigns)"),
     _Option("margin", "SHARE", "the largest relative loss that is allowed: 3%% or 0.03 (default: the suite's)"),
@@ -173,7 +178,8 @@ class Settings:
             return read(text)
         except ValueError as error:
             key = f"--perf-{name}" if from_command_line else f"perf_{name.replace('-', '_')}"
-            raise pytest.UsageError(f"{key}: seen {text!r}; allowed: {allowed}") from error
+            seen = Secrets(()).redact(text)  # a URL may hold a password
+            raise pytest.UsageError(f"{key}: seen {seen!r}; allowed: {allowed}") from error
 
 
 def _positive(text: str) -> float:

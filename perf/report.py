@@ -54,7 +54,7 @@ def screen(verdict: Verdict, campaign: str, folder: str) -> str:
     lines = _case_screen(verdict) if isinstance(verdict, CaseVerdict) else _relation_screen(verdict)
     if verdict.advisory:
         lines.append(_line("advisory", verdict.advisory))
-    if verdict.word in (Word.REGRESSED, Word.VIOLATED, Word.INVALID):
+    if word(verdict) in (Word.REGRESSED, Word.VIOLATED, Word.INVALID):
         lines += [_line("server log", f"{folder}/{launch}/server.log") for launch in verdict.logs]
     if not verdict.advisory:
         lines += _advice(verdict, campaign)
@@ -72,7 +72,8 @@ def _advice(verdict: Verdict, campaign: str) -> list[str]:
         case Word.IMPROVED:
             return [f'  To hold it from now on: {promote} "why"']
         case Word.NO_BASELINE:
-            return [f'  Record it: {promote} "first baseline"']
+            first = isinstance(verdict, CaseVerdict) and verdict.stored is None
+            return [f'  Record it: {promote} "{"first baseline" if first else "why"}"']
         case _:
             return []
 
@@ -114,14 +115,14 @@ def _case_screen(verdict: CaseVerdict) -> list[str]:
         return [f"{word(verdict)}  {verdict.id} on {verdict.rig_id}{numbers}", _line("why", verdict.why or "-")]
     seen_now = f"output throughput {throughput(judgement.after)} tok/s, baseline {throughput(judgement.before)}"
     if verdict.word is Word.INCONCLUSIVE:
-        lines = [f"{word(verdict)}  {_spans(verdict, judgement)}", _line("seen", seen_now)]
-        lines += _inconclusive(verdict, judgement, "the baseline's")
+        spans = f"interval {_interval(judgement)} spans the margin of {share(verdict.margin)}"
+        lines = [f"{word(verdict)}  {spans}", _line("seen", seen_now), *_inconclusive(verdict, judgement)]
     else:
+        change = _change(verdict.word, judgement).replace("~", "no change seen (~)")
         interval = f"interval {_interval(judgement)}, margin {share(verdict.margin)}"
-        lines = [f"{word(verdict)}  {seen_now}: {_change(verdict.word, judgement)}, {interval}"]
+        lines = [f"{word(verdict)}  {seen_now}: {change}, {interval}"]
     if verdict.moved:
-        moved = ", ".join(_moved(each, verdict.margin) for each in verdict.moved)
-        lines.append(_line("moved with it", moved))
+        lines.append(_line("moved with it", ", ".join(map(_moved, verdict.moved))))
     lines += [_line("different", note) for note in verdict.notes]
     if verdict.stored is not None:
         promotion = verdict.stored.promotion
@@ -142,11 +143,12 @@ def _relation_screen(verdict: RelationVerdict) -> list[str]:
         f"{throughput(judgement.before / verdict.at_least)} at {place}"
     )
     of = "" if verdict.at_least == 1 else " of what is expected"
-    ratio = f"ratio {1 + judgement.change:.3f}{of}, interval [{1 + judgement.lo:.3f}, {1 + judgement.hi:.3f}]"
+    interval = f"[{1 + judgement.lo:.3f}, {1 + judgement.hi:.3f}]"
     if verdict.word is Word.INCONCLUSIVE:
-        lines = [f"{word(verdict)}  {_spans(verdict, judgement)}", _line("seen", claim)]
-        return lines + _inconclusive(verdict, judgement, f"{verdict.best}'s")
-    return [f"{word(verdict)}  {claim}: {ratio}, margin {share(verdict.margin)}"]
+        spans = f"interval {interval} of the ratio spans the margin of {share(verdict.margin)} below 1"
+        return [f"{word(verdict)}  {spans}", _line("seen", claim), *_inconclusive(verdict, judgement)]
+    ratio = f"ratio {1 + judgement.change:.3f}{of}, interval {interval}, margin {share(verdict.margin)}"
+    return [f"{word(verdict)}  {claim}: {ratio}"]
 
 
 def _invalid_screen(reasons: tuple[Reason, ...]) -> list[str]:
@@ -160,44 +162,44 @@ def _invalid_screen(reasons: tuple[Reason, ...]) -> list[str]:
     return lines
 
 
-def _spans(verdict: Verdict, judgement: Judgement) -> str:
-    return f"interval {_interval(judgement)} spans the margin of {share(verdict.margin)}"
-
-
-def _inconclusive(verdict: Verdict, judgement: Judgement, whose: str) -> list[str]:
-    """Why it is not decided, and what would decide it; `whose` names the launches compared with."""
+def _inconclusive(verdict: Verdict, judgement: Judgement) -> list[str]:
+    """Why it is not decided, and what would decide it."""
+    whose = ("tonight", "in the baseline")
+    if isinstance(verdict, RelationVerdict):
+        whose = (f"in {verdict.variant}", f"in {verdict.best}")
     noise = [
-        f"{name} launches vary by {share(value)}"
-        for name, value in (("tonight's", judgement.noise_after), (whose, judgement.noise_before))
+        f"{name} by {share(round(value, 3))}"
+        for name, value in zip(whose, (judgement.noise_after, judgement.noise_before), strict=True)
         if value is not None
     ]
-    made = verdict.stopped or f"{_launches(judgement.launches_after)} measured"
-    lines = [_line("why", "; ".join([*noise, made]))]
-    if judgement.could_see is None:
-        return [*lines, _line("could see", "nothing yet: one launch on each side says nothing of noise")]
-    lines.append(_line("could see", f"a loss of {share(round(judgement.could_see, 3))} or more"))
-    margin, needed = share(verdict.margin), judgement.launches_needed
-    if needed is None:
-        return [*lines, _line("do", f"no night shows {margin} at this noise: find its cause, or add stored launches")]
-    minutes = f" ({duration(needed * verdict.launch_s)})" if verdict.launch_s else ""
-    option = f"--perf-max-launches={judgement.launches_after + needed}"
-    if verdict.stopped:
-        option = "--perf-budget-minutes and " + option
-    return [*lines, _line("do", f"{margin} needs about {needed} more launches{minutes}: {option}, or a quieter rig")]
-
-
-def _moved(moved: Moved, margin: float) -> str:
-    """Only what its interval supports: it moved, it did not by as much as the margin, or nobody can tell."""
-    judgement = moved.judgement
-    if judgement.lo <= 0 <= judgement.hi:
-        unchanged = -margin < judgement.lo and judgement.hi < margin
-        return f"{moved.name} {'unchanged (~)' if unchanged else 'not told (?)'}"
-    if moved.unit == "ms":
-        values = f"{milliseconds(judgement.before)} -> {milliseconds(judgement.after)} ms"
+    varies = f"launches vary {', '.join(noise)}; " if noise else ""
+    lines = [_line("why", varies + (verdict.stopped or f"{_launches(judgement.launches_after)} measured"))]
+    seen, margin, needed = judgement.could_see, share(verdict.margin), judgement.launches_needed
+    if seen is None:
+        lines.append(_line("could see", "nothing: one launch on each side says nothing of noise"))
+        return [*lines, _line("do", f"allow more launches: --perf-max-launches={judgement.launches_after + 1}")]
+    lines.append(_line("could see", f"a loss of {share(round(seen, 3))} or more"))
+    if needed is not None:
+        minutes = f" ({duration(needed * verdict.launch_s)})" if verdict.launch_s else ""
+        option = f"--perf-max-launches={judgement.launches_after + needed}"
+        option += " and --perf-budget-minutes" if verdict.stopped else ""
+        advice = f"{margin} needs about {needed} more launches{minutes}: {option}, or a quieter rig"
+    elif isinstance(verdict, RelationVerdict):
+        advice = f"quiet the rig, or launch both more often: {margin} is far below this noise; --perf-max-launches"
     else:
-        digits = 2 if judgement.before < 100 else 0
-        values = f"{judgement.before:.{digits}f} -> {judgement.after:.{digits}f}"
-    return f"{moved.name} {values} ({percent(judgement.change)})"
+        advice = f"quiet the rig, or promote a baseline of more launches: no number of launches tonight shows {margin}"
+    return [*lines, _line("do", advice)]
+
+
+def _moved(moved: Moved) -> str:
+    judgement = moved.judgement
+    if moved.moved is None:
+        return f"{moved.name} unclear (?)"
+    if not moved.moved:
+        return f"{moved.name} unchanged (~)"
+    show = milliseconds if moved.unit == "ms" else throughput
+    unit = f" {moved.unit}" if moved.unit else ""
+    return f"{moved.name} {show(judgement.before)} -> {show(judgement.after)}{unit} ({percent(judgement.change)})"
 
 
 def _launches(count: int) -> str:

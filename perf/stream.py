@@ -106,11 +106,11 @@ def read_answer(reads: Sequence[tuple[float, bytes]], *, requested_tokens: int, 
                 if ended_clean
                 else Failure(name=FailureName.TRUNCATED, detail="the connection broke within an event")
             )
-            return answer
+            break
         error = chunk.get("error")
         if error or isinstance(error, dict) or "error" in (chunk.get("object"), event.type):
             answer.failure = Failure(name=FailureName.ERROR_IN_STREAM, detail=_message(error or chunk))
-            return answer
+            break
         total = _read_usage(chunk, answer)
         choice = _first_choice(chunk)
         if choice is None:
@@ -130,7 +130,7 @@ def read_answer(reads: Sequence[tuple[float, bytes]], *, requested_tokens: int, 
         elif finish and finish_s is None:
             finish_s = event.time_s
     _settle_counts(answer, finish_s)
-    answer.failure = _failure(answer, requested_tokens, ended_clean=ended_clean)
+    answer.failure = answer.failure or _failure(answer, requested_tokens, ended_clean=ended_clean)
     return answer
 
 

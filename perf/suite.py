@@ -255,18 +255,24 @@ class _VariantTable(_Table):
         description="a list of texts that is not empty and has {port} in one of them",
     )
     args: list[_Text] = Field(default=[], description="a list of texts, appended to the command")
-    python: _Text | None = Field(default=None, description="the path of the interpreter that {python} stands for")
-    env: dict[str, str] = Field(default={}, description="a table of texts: names are letters, digits and '_'")
-    ready_path: str | None = Field(default=None, pattern=r"^/[!-~]*$", description='a path that begins with "/"')
-    ready_timeout_s: Annotated[float, Field(gt=0, le=86_400)] | None = Field(
-        default=None, description="seconds, more than 0 and at most 86400"
+    python: _Text | None = Field(
+        default=None, description="the path of the interpreter that {python} stands for (default: what runs pytest)"
     )
-    model: _Text | None = Field(default=None, description="the name of the model to ask for")
+    env: dict[str, str] = Field(default={}, description="a table of texts: names are letters, digits and '_'")
+    ready_path: str | None = Field(
+        default=None, pattern=r"^/[!-~]*$", description='a path that begins with "/" (default "/health")'
+    )
+    ready_timeout_s: Annotated[float, Field(gt=0, le=86_400)] | None = Field(
+        default=None, description="seconds, more than 0 and at most 86400 (default 1800)"
+    )
+    model: _Text | None = Field(
+        default=None, description="the name of the model to ask for (default: the first of /v1/models)"
+    )
     api_key_env: str | None = Field(
         default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", description="the name of an environment variable"
     )
     api_key_file: _Text | None = Field(default=None, description="the path of a file, relative to the suite file")
-    speculative: bool | None = Field(default=None, description="true or false")
+    speculative: bool | None = Field(default=None, description="true or false (default: seen from the arguments)")
 
 
 class _ExpectTable(_Table):
@@ -597,7 +603,10 @@ def _list(values: tuple[object, ...]) -> str:
 
 
 def reference() -> tuple[tuple[str, str, str], ...]:
-    """Every key of a suite file as (dotted key, default as TOML or '', what is allowed), for the documentation."""
+    """Every key of a suite file as (dotted key, default, what is allowed), for the documentation.
+
+    The default is TOML, or "required", or empty where a key left out is none or its default is among what is allowed.
+    """
     rows: list[tuple[str, str, str]] = []
     for prefix, table in (
         ("suite", _SuiteTable),
@@ -607,6 +616,6 @@ def reference() -> tuple[tuple[str, str, str], ...]:
         ("expect[]", _ExpectTable),
     ):
         for name, field in table.model_fields.items():
-            default = "" if field.is_required() or field.default in (None, [], {}) else _toml(field.default)
-            rows.append((f"{prefix}.{name}", default, str(field.description)))
+            default = "" if field.default in (None, [], {}) else _toml(field.default)
+            rows.append((f"{prefix}.{name}", "required" if field.is_required() else default, str(field.description)))
     return tuple(rows)

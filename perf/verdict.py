@@ -34,11 +34,16 @@ class Measured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moved:
-    """Another metric of the case, and whether it moved. `unit` is empty for a plain number."""
+    """Another metric of the case. `unit` is empty for a plain number.
+
+    `moved` is what its interval supports: True for a material change, False where a change of the margin is excluded,
+    None where neither can be said.
+    """
 
     name: str
     unit: str
     judgement: Judgement
+    moved: bool | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -260,11 +265,13 @@ def _moved(before: tuple[LaunchSample, ...], after: tuple[LaunchSample, ...], su
     ):
         first, second = _per_launch(name, before), _per_launch(name, after)
         if first is not None and second is not None:
-            yield Moved(
-                name=name,
-                unit=unit,
-                judgement=judge_samples(first, second, explanation, higher_is_better=better),
-            )
+            found = judge_samples(first, second, explanation, higher_is_better=better)
+            moved: bool | None = None
+            if not found.lo <= 0 <= found.hi and abs(found.change) >= suite.margin / 3:
+                moved = True
+            elif -suite.margin < found.lo and found.hi < suite.margin:
+                moved = False
+            yield Moved(name=name, unit=unit, judgement=found, moved=moved)
 
 
 def _per_launch(name: str, launches: tuple[LaunchSample, ...]) -> tuple[float, ...] | None:
@@ -318,7 +325,7 @@ def _notes(stored: StoredCase, launches: list[LaunchRecord]) -> Iterator[str]:
         yield f"command: now with {_words(new)}, was with {_words(old)}"
     changed = sorted({name for name, _ in set(latest.variant_env) ^ set(stored.env)})
     if changed:
-        yield f"environment: {printable(', '.join(changed), 200)} differ"
+        yield f"environment differs in {printable(', '.join(changed), 200)}"
 
 
 def _words(parts: list[str]) -> str:

@@ -6,8 +6,8 @@ import signal
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +17,9 @@ import pytest
 
 from perf import record
 from tests.emulated.inner import PACED, REPOSITORY, Desk, alive_with, started, wait_until
+
+#: Each scenario is a pytest, a server and, in some, a tox; the start of each is a second or two of one core.
+AT_ONCE = 3
 
 #: A server that ignores SIGTERM is killed after ten seconds.
 TEARDOWN_LIMIT_S = 30.0
@@ -37,16 +40,6 @@ class MidRound:
         wait_until(lambda: not any(map(_alive, self.below)), "no supervisor and no pytest is left", TEARDOWN_LIMIT_S)
         out, error = self.process.communicate(timeout=TEARDOWN_LIMIT_S)
         return self.process.returncode, out + error
-
-    def refuse_promotion(self) -> None:
-        """Its campaign is there, not complete, and of no use to promote or check."""
-        folder = self.desk.folders()[-1]
-        assert not record.read(folder).complete
-        promoted = self.desk.perf("promote", "--reason", "x")
-        assert promoted.code == 1
-        assert f"campaign {folder.name} is not complete" in promoted.screen
-        assert not self.desk.baselines.exists()
-        assert self.desk.perf("check").code == 64
 
 
 def _alive(process: psutil.Process) -> bool:
@@ -89,71 +82,104 @@ def _tox_file(folder: Path, command: list[str]) -> Path:
     return path
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_to_pytest_ends_server_and_campaign_and_the_exit_code_says_interrupted(
-    tmp_path: Path, number: signal.Signals
+def _second_ctrl_c(running: MidRound) -> None:
+    log = next(running.desk.folder.glob("campaigns/*/plain-1/server.log"))
+    running.process.send_signal(signal.SIGINT)
+    wait_until(lambda: "SIGTERM" in log.read_text(), "the server was asked to end")
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGINT):
+        running.process.send_signal(number)
+
+
+def _to(number: signal.Signals) -> Callable[[MidRound], None]:
+    return lambda running: running.process.send_signal(number)
+
+
+#: What is done to a measurement in mid-round, and how it was started.
+SCENARIOS: dict[str, tuple[Callable[[MidRound], None], tuple[str, ...], bool]] = {
+    "SIGINT": (_to(signal.SIGINT), (), False),
+    "SIGTERM": (_to(signal.SIGTERM), (), False),
+    "SIGHUP": (_to(signal.SIGHUP), (), False),
+    "SIGKILL": (_to(signal.SIGKILL), (), False),
+    "second Ctrl-C": (_second_ctrl_c, ("--fault", "ignore-sigterm"), False),
+    "SIGINT to tox": (_to(signal.SIGINT), (), True),
+    "SIGTERM to tox": (_to(signal.SIGTERM), (), True),
+    "Ctrl-C to tox and pytest": (lambda running: os.killpg(running.process.pid, signal.SIGINT), (), True),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """What is left of a measurement that was cut short; that no process is, was awaited."""
+
+    desk: Desk
+    code: int
+    screen: str
+
+
+@pytest.fixture(scope="module")
+def scenarios(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future[Ended]]]:
+    """All of them, some at once, since most of their time is waiting."""
+
+    def play(name: str) -> Ended:
+        act, flags, tox = SCENARIOS[name]
+        with mid_round(folders[name], *flags, tox=tox) as running:
+            act(running)
+            code, screen = running.end()
+            return Ended(desk=running.desk, code=code, screen=screen)
+
+    folders = {name: tmp_path_factory.mktemp("interrupted") for name in SCENARIOS}
+    with ThreadPoolExecutor(max_workers=AT_ONCE) as pool:
+        yield {name: pool.submit(play, name) for name in SCENARIOS}
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_a_measurement_that_is_cut_short_leaves_no_server_and_no_promotable_campaign(
+    scenarios: dict[str, Future[Ended]], name: str
 ) -> None:
-    with mid_round(tmp_path) as running:
-        running.process.send_signal(number)
-        code, screen = running.end()
-        assert code == pytest.ExitCode.INTERRUPTED
-        assert f"KeyboardInterrupt: {number.name}" in screen
-        assert "not complete: it cannot be promoted" in screen
-        running.refuse_promotion()
+    ended = scenarios[name].result()
+    assert ended.code != 0
+    folder = ended.desk.folders()[-1]
+    assert not record.read(folder).complete
+    promoted = ended.desk.perf("promote", "--reason", "x")
+    assert promoted.code == 1
+    assert f"campaign {folder.name} is not complete" in promoted.screen
+    assert not ended.desk.baselines.exists()
 
 
-def test_nothing_is_left_after_pytest_was_killed(tmp_path: Path) -> None:
-    with mid_round(tmp_path) as running:
-        running.process.kill()
-        code, _ = running.end()
-        assert code == -signal.SIGKILL
-        running.refuse_promotion()
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP", "second Ctrl-C"])
+def test_an_interrupted_pytest_says_so_in_its_exit_code_and_on_the_screen(
+    scenarios: dict[str, Future[Ended]], name: str
+) -> None:
+    ended = scenarios[name].result()
+    assert ended.code == pytest.ExitCode.INTERRUPTED
+    assert "KeyboardInterrupt: SIG" in ended.screen
+    assert "not complete: it cannot be promoted" in ended.screen
+    assert "INTERNALERROR" not in ended.screen
 
 
-def test_a_second_ctrl_c_does_not_cut_the_teardown_short(tmp_path: Path) -> None:
-    with mid_round(tmp_path, "--fault", "ignore-sigterm") as running:
-        log = next(tmp_path.glob("campaigns/*/plain-1/server.log"))
-        running.process.send_signal(signal.SIGINT)
-        wait_until(lambda: "SIGTERM" in log.read_text(), "the server was asked to end")
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGINT):
-            running.process.send_signal(number)
-        code, screen = running.end()
-        assert code == pytest.ExitCode.INTERRUPTED
-        assert "INTERNALERROR" not in screen
-        running.refuse_promotion()
+@pytest.mark.parametrize("name", ["SIGINT to tox", "Ctrl-C to tox and pytest"])
+def test_tox_gives_pytest_the_time_to_end_by_itself(scenarios: dict[str, Future[Ended]], name: str) -> None:
+    ended = scenarios[name].result()
+    assert "KeyboardInterrupt: SIGINT" in ended.screen
+    assert "not complete: it cannot be promoted" in ended.screen
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_to_tox_ends_what_it_runs(tmp_path: Path, number: signal.Signals) -> None:
-    with mid_round(tmp_path, tox=True) as running:
-        running.process.send_signal(number)
-        code, _ = running.end()
-        assert code != 0
-        running.refuse_promotion()
-
-
-def test_ctrl_c_at_a_terminal_that_reaches_tox_and_pytest_alike_ends_both(tmp_path: Path) -> None:
-    with mid_round(tmp_path, tox=True) as running:
-        os.killpg(running.process.pid, signal.SIGINT)
-        code, screen = running.end()
-        assert code != 0
-        assert "KeyboardInterrupt: SIGINT" in screen
-        running.refuse_promotion()
+def test_check_has_no_verdict_for_a_campaign_that_was_cut_short(scenarios: dict[str, Future[Ended]]) -> None:
+    checked = scenarios["SIGINT"].result().desk.perf("check", store=False)
+    assert checked.code == 64
+    assert "is not complete" in checked.error
 
 
 def test_two_campaigns_at_once_take_neither_ports_nor_folders_of_each_other(tmp_path: Path) -> None:
     desk = Desk(tmp_path)
-    suite = desk.suite({"plain": PACED}, gate="max_launches = 2\nmargin = 0.1", suite="")
-    with ThreadPoolExecutor() as pool:
-        first, second = pool.map(lambda _: desk.measure(suite, "--perf-max-launches=2"), range(2))
-    for run in (first, second):
-        assert run.words() == {"small/plain/c002": "NO_BASELINE"}, run.screen
-    promoted = desk.perf("promote", "--reason", "x")
-    assert promoted.code == 0, promoted.screen
+    suite = desk.suite({"plain": PACED})
+    first = desk.measure(suite, "--perf-max-launches=2")
+    assert first.words() == {"small/plain/c002": "NO_BASELINE"}, first.screen
+    assert desk.perf("promote", "--reason", "x").code == 0
     with ThreadPoolExecutor() as pool:
         runs = list(pool.map(lambda _: desk.measure(suite), range(2)))
     assert [run.code for run in runs] == [0, 0], [run.screen for run in runs]
     folders = desk.folders()
-    assert len(folders) == 4
+    assert len(folders) == 3
     assert all(record.read(folder).complete for folder in folders)
     assert all((folder / "plain-2" / "server.log").stat().st_size for folder in folders)

@@ -89,9 +89,7 @@ def command(variant: str) -> tuple[str, ...]:
 # Launches
 
 
-def summary(
-    throughput: float, *, level: int = 1, acceptance: float | None = None, ttft_s: float = 0.1
-) -> RoundSummary:
+def summary(throughput: float, *, level: int = 1, acceptance: float | None = None, ttft_s: float = 0.1) -> RoundSummary:
     """A round's numbers that follow from its throughput."""
 
     def all_at(value: float) -> Distribution:
@@ -115,9 +113,7 @@ def summary(
     )
 
 
-def measured(
-    throughput: float, *, level: int = 1, acceptance: float | None = None, ttft_s: float = 0.1
-) -> Measurement:
+def measured(throughput: float, *, level: int = 1, acceptance: float | None = None, ttft_s: float = 0.1) -> Measurement:
     """One case in one launch, of one round."""
     numbers = summary(throughput, level=level, acceptance=acceptance, ttft_s=ttft_s)
     return Measurement(level=level, rounds=(RoundRecord(index=0, summary=numbers, reasons=()),))
@@ -266,14 +262,14 @@ class SimulatedRig:
     now_s: float = 1000.0
     launched: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)
     saved: list[SuiteRecord] = field(default_factory=list)
-    random: random.Random = field(init=False)
+    luck: random.Random = field(init=False)
 
     def __post_init__(self) -> None:
-        self.random = random.Random(self.seed)
+        self.luck = random.Random(self.seed)
 
     def throughput(self, variant: str, level: int) -> float:
         """The throughput of a fresh launch: log-normal around the truth."""
-        return self.truth(variant, level) * math.exp(self.random.gauss(0.0, self.cv))
+        return self.truth(variant, level) * math.exp(self.luck.gauss(0.0, self.cv))
 
     def measure(self, variant: str, ordinal: int, levels: tuple[int, ...]) -> LaunchRecord:
         """Run one launch."""

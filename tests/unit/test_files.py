@@ -66,9 +66,7 @@ def test_a_target_that_cannot_be_replaced_leaves_everything_as_it_was(tmp_path: 
     (tmp_path / "baseline.json").mkdir()
     with pytest.raises(FileError) as caught:
         write_text(tmp_path / "baseline.json", "new")
-    assert str(caught.value) == (
-        f"{tmp_path}/baseline.json: cannot be written: Is a directory; nothing was changed"
-    )
+    assert str(caught.value) == (f"{tmp_path}/baseline.json: cannot be written: Is a directory; nothing was changed")
     assert names(tmp_path) == ["baseline.json"]
 
 

@@ -81,8 +81,17 @@ def test_a_change_may_be_shown_finer() -> None:
 
 @pytest.mark.parametrize(
     ("value", "shown"),
-    [(2984.4, "2,984"), (1000, "1,000"), (999.96, "1,000"), (773.0, "773.0"), (92.7, "92.7"), (9.999, "10.0")]
-    + [(0.84, "0.84"), (0.0, "0.00"), (1234567.8, "1,234,568")],
+    [
+        (1234567.8, "1,234,568"),
+        (2984.4, "2,984"),
+        (1000, "1,000"),
+        (999.96, "1,000"),
+        (773.0, "773.0"),
+        (92.7, "92.7"),
+        (9.999, "10.0"),
+        (0.84, "0.84"),
+        (0.0, "0.00"),
+    ],
 )
 def test_a_rate_has_at_least_three_digits_and_separated_thousands(value: float, shown: str) -> None:
     assert throughput(value) == shown
@@ -102,7 +111,14 @@ def test_times_are_shown_in_milliseconds_and_what_is_absent_as_a_dash(seconds: f
 
 @pytest.mark.parametrize(
     ("seconds", "shown"),
-    [(0, "0 s"), (48.4, "48 s"), (59.6, "1 min 00 s"), (185, "3 min 05 s"), (3599.7, "1 h 00 min"), (7800, "2 h 10 min")],
+    [
+        (0, "0 s"),
+        (48.4, "48 s"),
+        (59.6, "1 min 00 s"),
+        (185, "3 min 05 s"),
+        (3599.7, "1 h 00 min"),
+        (7800, "2 h 10 min"),
+    ],
 )
 def test_a_duration_is_shown_in_two_units_at_most(seconds: float, shown: str) -> None:
     assert duration(seconds) == shown

@@ -1,0 +1,188 @@
+"""What is measured is what was asked for, and a run that would measure nothing is never green."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.emulated.inner import PACED, Desk, Run
+
+#: The quickest case there is.
+SHORT = "output_tokens = 4\nmin_requests = 1\nrequests_per_stream = 1\nwarmup_requests = 0"
+USAGE = pytest.ExitCode.USAGE_ERROR
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Desk:
+    return Desk(tmp_path)
+
+
+@pytest.fixture
+def suite(desk: Desk) -> Path:
+    """A suite whose server leaves a trace as soon as it is started."""
+    return desk.suite({"served": desk.stranger("open('started', 'w')")}, workload=SHORT)
+
+
+def nothing_happened(desk: Desk) -> bool:
+    return not desk.campaigns.exists() and not (desk.folder / "started").exists()
+
+
+def collected(run: Run) -> list[str]:
+    return [line for line in run.out.splitlines() if "::" in line]
+
+
+# What a bare pytest is
+
+
+def test_a_bare_pytest_selects_no_performance_case(desk: Desk) -> None:
+    run = desk.pytest("--collect-only", "-q")
+    assert run.code == 0, run.screen
+    assert len(collected(run)) > 100
+    assert not [line for line in collected(run) if line.startswith("tests/perf/")]
+
+
+def test_a_suite_that_cannot_be_read_does_no_harm_to_a_bare_pytest(desk: Desk) -> None:
+    bad = desk.folder / "bad.toml"
+    bad.write_text("[suite\n")
+    run = desk.pytest("-q", "-o", f"perf_suite={bad}", "tests/perf", "tests/unit/test_text.py")
+    assert run.code == 0, run.screen
+
+
+@pytest.mark.parametrize("named", ["--perf-suite", "ini"])
+def test_a_suite_that_cannot_be_read_is_a_usage_error_for_whoever_asks_for_it(desk: Desk, named: str) -> None:
+    bad = desk.folder / "bad.toml"
+    bad.write_text('[suite]\nname = "bad"\ncolour = "red"\n')
+    asked = (
+        ("-m", "perf", f"--perf-suite={bad}")
+        if named == "--perf-suite"
+        else ("-m", "rehearsal", "-o", f"perf_suite={bad}")
+    )
+    run = desk.pytest(*asked, "tests/perf")
+    assert run.code == USAGE
+    assert f"{bad}: suite.colour: unknown key" in run.screen
+    assert nothing_happened(desk)
+
+
+def test_a_suite_that_is_not_there_is_a_usage_error(desk: Desk) -> None:
+    run = desk.measure(desk.folder / "none.toml")
+    assert run.code == USAGE
+    assert "none.toml: cannot be read" in run.error
+
+
+# Nothing measured is never green
+
+
+def test_the_gate_without_a_gpu_fails_and_says_what_it_needs(desk: Desk) -> None:
+    run = desk.pytest("-m", "gpu", env={"CUDA_VISIBLE_DEVICES": ""})
+    assert run.code not in (0, pytest.ExitCode.NO_TESTS_COLLECTED)
+    items = [item for item in run.items() if item.case.startswith("kimi-k2.5-int4/")]
+    assert len(items) >= 16
+    for item in items:
+        assert item.outcome in ("failure", "error")
+        assert "kimi-k2.5-int4 needs 8 GPUs; seen: " in item.message
+    assert not desk.campaigns.exists()
+
+
+def test_a_suite_of_which_nothing_is_selected_is_refused(desk: Desk, suite: Path) -> None:
+    for asked in ((), ("-m", "perf", "-k", "no-such-case")):
+        run = desk.pytest(*asked, f"--perf-suite={suite}", "tests/perf")
+        assert run.code == USAGE, run.screen
+        assert "no case of it is selected" in run.error
+    assert nothing_happened(desk)
+
+
+@pytest.mark.parametrize("option", ["--benchmark-skip", "--benchmark-disable"])
+def test_options_that_would_measure_nothing_are_refused(desk: Desk, suite: Path, option: str) -> None:
+    run = desk.measure(suite, option)
+    assert run.code == USAGE
+    assert f"{option} would measure nothing" in run.error
+    assert nothing_happened(desk)
+
+
+def test_workers_of_xdist_are_refused(desk: Desk, suite: Path) -> None:
+    for asked in (("-m", "rehearsal"), ("-m", "perf", f"--perf-suite={suite}")):
+        run = desk.pytest("-n", "2", *asked, "tests/perf")
+        assert run.code == USAGE
+        assert "cannot be spread over xdist workers: run them without -n" in run.error
+    assert nothing_happened(desk)
+
+
+def test_a_case_that_reaches_a_worker_of_xdist_unnamed_fails_there(desk: Desk, suite: Path) -> None:
+    run = desk.pytest("-n", "1", "-m", "", "-o", f"perf_suite={suite}", "tests/perf")
+    assert run.code == pytest.ExitCode.TESTS_FAILED, run.screen
+    assert "run them without -n" in run.item("small/served/c002").message
+    assert nothing_happened(desk)
+
+
+def test_two_suites_of_one_name_are_refused(desk: Desk, suite: Path) -> None:
+    other = desk.suite({"served": PACED}, file="other.toml")
+    run = desk.measure(suite, f"--perf-suite={other}")
+    assert run.code == USAGE
+    assert f"{other}: suite.name: 'small' is also the name of {suite}" in run.error
+
+
+# What is asked for is measured
+
+
+def test_collecting_starts_nothing_and_leaves_nothing(desk: Desk, suite: Path) -> None:
+    run = desk.measure(suite, "--collect-only", "-q")
+    assert run.code == 0, run.screen
+    assert collected(run) == ["tests/perf/test_cases.py::test_verdict[small/served/c002]"]
+    assert nothing_happened(desk)
+
+
+def test_a_case_is_selected_by_variant_and_level_without_its_neighbours(desk: Desk) -> None:
+    suite = desk.suite(
+        {"baseline": PACED, "eagle3": PACED},
+        levels=(1, 16, 160),
+        more='[[expect]]\nvariant = "baseline"\nof = ["eagle3"]\nat = 16\n',
+    )
+    everything = desk.measure(suite, "--collect-only", "-q")
+    assert len(collected(everything)) == 7
+    run = desk.measure(suite, "--collect-only", "-q", "-k", "/eagle3/c016")
+    assert collected(run) == ["tests/perf/test_cases.py::test_verdict[small/eagle3/c016]"]
+
+
+def test_one_case_alone_is_measured_alone(desk: Desk) -> None:
+    suite = desk.suite(
+        {"served": desk.stranger(), "other": desk.stranger("open('started', 'w')", "other.py")},
+        levels=(1, 2),
+        workload=SHORT,
+    )
+    run = desk.measure(suite, "-k", "/served/c002", "--perf-max-launches=1")
+    assert run.words() == {"small/served/c002": "NO_BASELINE"}
+    measured = [
+        (launch.variant, [each.level for each in launch.measurements]) for launch in desk.campaign().suites[0].launches
+    ]
+    assert measured == [("served", [2])]
+    assert not (desk.folder / "started").exists()
+
+
+def test_last_failed_measures_only_what_failed_and_the_record_says_so(desk: Desk) -> None:
+    suite = desk.suite(
+        {"served": desk.stranger(), "broken": desk.stranger('ERROR = "no"', "broken.py")},
+        workload=f'{SHORT}\nlevel_reached = "not required"',  # advisory: what can be believed passes
+    )
+    first = desk.measure(suite)
+    assert first.words() == {"small/served/c002": "ADVISORY", "small/broken/c002": "INVALID"}, first.screen
+    assert not desk.campaign().suites[0].rerun
+    again = desk.measure(suite, "--lf")
+    assert again.words() == {"small/broken/c002": "INVALID"}
+    state = json.loads((desk.folders()[-1] / "campaign.json").read_text())["suites"][0]
+    assert state["rerun"] is True
+    assert [launch["variant"] for launch in state["launches"]] == ["broken"]
+
+
+def test_two_suites_in_one_session_keep_their_launches_apart(desk: Desk, suite: Path) -> None:
+    other = desk.suite({"served": desk.stranger()}, name="other", workload=SHORT)
+    run = desk.measure(suite, f"--perf-suite={other}", "--perf-max-launches=1")
+    assert run.words() == {"small/served/c002": "NO_BASELINE", "other/served/c002": "NO_BASELINE"}, run.screen
+    (campaign,) = desk.folders()
+    names = {launch.name for each in desk.campaign().suites for launch in each.launches}
+    assert len(names) == 2
+    assert all(
+        (campaign / name / "server.log").is_file() and (campaign / name / "rounds.json").is_file() for name in names
+    )
+    promoted = desk.perf("promote", "--reason", "x")
+    assert promoted.code == 0
+    assert promoted.out.count("promoted ") == 2

@@ -1,0 +1,176 @@
+"""One way through the house: which module may import which, and what the pure ones must not know."""
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[2] / "perf"
+MODULES = {path.stem: path for path in sorted(PACKAGE.glob("*.py")) if path.stem != "__init__"}
+
+#: What each module may import of the package. An arrow that is not here is a decision to be made, not an accident.
+ALLOWED: dict[str, set[str]] = {
+    # Words and data.
+    "text": set(),
+    "trace": set(),
+    "sample": set(),
+    "redaction": set(),
+    # Pure.
+    "gate": set(),
+    "metrics": {"trace"},
+    "stream": {"trace"},
+    "validity": {"text", "trace"},
+    "workload": set(),
+    "suite": {"text", "workload"},
+    "relations": {"gate", "sample", "suite"},
+    "verdict": {"gate", "record", "relations", "sample", "text", "validity"},
+    "campaign": {"gate", "record", "relations", "text", "verdict"},
+    "report": {"gate", "text", "validity", "verdict"},
+    # Files.
+    "files": set(),
+    "record": {"files", "metrics", "rig", "sample", "suite", "validity"},
+    "baseline": {"files", "sample"},
+    "promotion": {"baseline", "files", "gate", "record", "sample", "verdict"},
+    # The world.
+    "rig": set(),
+    "ports": set(),
+    "sglang": {"trace"},
+    "supervisor": {"redaction"},
+    "server": {"ports", "redaction", "supervisor"},
+    "load": {"stream", "trace", "workload"},
+    "measure": {
+        "files",
+        "load",
+        "metrics",
+        "record",
+        "redaction",
+        "server",
+        "sglang",
+        "suite",
+        "text",
+        "trace",
+        "validity",
+    },
+    # A server of its own, which knows nothing of who measures it.
+    "emulator_engine": set(),
+    "emulator": {"emulator_engine"},
+    # The two ways in.
+    "plugin": {
+        "baseline",
+        "campaign",
+        "files",
+        "gate",
+        "load",
+        "measure",
+        "record",
+        "redaction",
+        "report",
+        "rig",
+        "sample",
+        "suite",
+        "text",
+        "validity",
+        "verdict",
+    },
+    "__main__": {"baseline", "files", "gate", "promotion", "record", "report", "text", "verdict"},
+}
+
+#: Given what they need, these compute: no clock, no process, no network, no pytest.
+PURE = {
+    "campaign",
+    "gate",
+    "metrics",
+    "redaction",
+    "relations",
+    "report",
+    "sample",
+    "stream",
+    "suite",
+    "text",
+    "trace",
+    "validity",
+    "verdict",
+    "workload",
+}
+IMPURE_IMPORTS = {"aiohttp", "asyncio", "httpx2", "openai", "os", "psutil", "pytest", "socket", "subprocess", "time"}
+
+#: Pure but for reading the prompt set and the suite file they are named for.
+MAY_READ_FILES = {"workload", "suite"}
+
+
+def imports(module: str) -> set[str]:
+    """Every module that `module` imports, anywhere in it; of our own with `perf.` in front."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(MODULES[module].read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module}: a relative import"
+            name = node.module or ""
+            found |= {f"perf.{alias.name}" for alias in node.names} if name == "perf" else {name}
+    return found
+
+
+def ours(module: str) -> set[str]:
+    return {name.removeprefix("perf.").split(".")[0] for name in imports(module) if name.startswith("perf.")}
+
+
+def foreign(module: str) -> set[str]:
+    return {name.split(".")[0] for name in imports(module) if not name.startswith("perf")}
+
+
+def test_the_table_names_every_module() -> None:
+    assert set(ALLOWED) == set(MODULES)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_imports_follow_the_arrows(module: str) -> None:
+    assert ours(module) <= ALLOWED[module]
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_the_table_allows_nothing_that_is_not_used(module: str) -> None:
+    assert ours(module) >= ALLOWED[module]
+
+
+def test_nothing_flows_back() -> None:
+    """No module imports, over any number of steps, itself."""
+
+    def reach(module: str, seen: set[str]) -> set[str]:
+        for name in ALLOWED[module] - seen:
+            seen |= {name} | reach(name, seen | {name})
+        return seen
+
+    assert [module for module in ALLOWED if module in reach(module, set())] == []
+
+
+@pytest.mark.parametrize("module", sorted(PURE))
+def test_a_pure_module_knows_no_clock_no_process_and_no_network(module: str) -> None:
+    assert foreign(module) & IMPURE_IMPORTS == set()
+    if module not in MAY_READ_FILES:
+        assert "pathlib" not in foreign(module)
+        assert not any(
+            isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "open"
+            for node in ast.walk(ast.parse(MODULES[module].read_text(encoding="utf-8")))
+        )
+
+
+def test_only_the_plugin_knows_pytest() -> None:
+    assert [module for module in MODULES if "pytest" in foreign(module)] == ["plugin"]
+
+
+def test_only_the_load_knows_the_openai_client() -> None:
+    assert [module for module in MODULES if "openai" in foreign(module)] == ["load"]
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_every_module_opens_with_what_it_is_for(module: str) -> None:
+    said = ast.get_docstring(ast.parse(MODULES[module].read_text(encoding="utf-8")))
+    assert said
+    assert said.splitlines()[0].rstrip().endswith((".", ":", "?")) or len(said.splitlines()) > 1
+
+
+def test_no_module_hides_one_of_the_standard_library_that_others_import() -> None:
+    """A file run by its path finds its neighbours first. `trace` of the standard library is a command, not a part."""
+    assert set(MODULES) & (sys.stdlib_module_names - {"__main__", "trace"}) == set()

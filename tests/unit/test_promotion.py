@@ -1,0 +1,252 @@
+"""Promotion: the only way a baseline is written, and never without a person's reason."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from perf.baseline import Store
+from perf.campaign import FIRST_BASELINE_LAUNCHES
+from perf.files import FileError
+from perf.gate import Word
+from perf.promotion import MAX_REASON, Outcome, PromotionError, promote
+from perf.record import Campaign, SuiteRecord
+from perf.rig import Gpu, Rig
+from perf.sample import StoredCase, throughputs
+from perf.verdict import judge
+from tests.unit.simulated import RIG, SimulatedRig, campaign, failed, launch, measured, relation, stored, suite
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "baselines")
+
+
+def night(*throughputs: float, store: tuple[StoredCase, ...] = (), level: int = 1) -> SuiteRecord:
+    """A suite of one case, measured."""
+    launches = tuple(
+        launch(measured(value, level=level), ordinal=number) for number, value in enumerate(throughputs, start=1)
+    )
+    return suite(levels=(level,), store=store, launches=launches)
+
+
+def run(
+    whole: Campaign, store: Store, *, reason: str = "why", pattern: str | None = None, add: bool = False
+) -> Outcome:
+    return promote(whole, store, reason=reason, pattern=pattern, add=add)
+
+
+def read(store: Store, variant: str = "baseline") -> tuple[StoredCase, ...]:
+    return store.read(RIG.id, "sim", variant)
+
+
+def told(done: Outcome) -> list[tuple[str, float | None, float, int]]:
+    """What was promoted, without rounding."""
+    return [
+        (case, None if old is None else round(old, 9), round(new, 9), launches)
+        for case, old, new, launches in done.promoted
+    ]
+
+
+# What may be promoted
+
+
+@pytest.mark.parametrize(
+    ("state", "word"),
+    [
+        (night(100.0, 100.0), Word.NO_BASELINE),
+        (night(100.0, 100.0, store=(stored(100.0, 100.1),)), Word.PASS),
+        (night(110.0, 110.1, store=(stored(100.0, 100.1),)), Word.IMPROVED),
+        (night(80.0, 80.1, store=(stored(100.0, 100.1),)), Word.REGRESSED),
+        (night(80.0, 110.0, store=(stored(100.0, 100.1),)), Word.INCONCLUSIVE),
+    ],
+)
+def test_every_case_that_may_be_believed_can_be_promoted(store: Store, state: SuiteRecord, word: Word) -> None:
+    assert judge(state)[0].word is word
+    done = run(campaign(state), store, reason="  accepted, #42 ")
+    assert [case for case, *_ in done.promoted] == ["sim/baseline/c001"]
+    assert done.refused == ()
+    (case,) = read(store)
+    assert (case.promotion.reason, case.promotion.campaign) == ("accepted, #42", "20260201-020000")
+    assert len(case.launches) == case.promotion.launches == 2
+
+
+def test_an_invalid_case_can_never_become_a_baseline(store: Store) -> None:
+    state = suite(launches=(launch(measured(100.0)), launch(failed(), ordinal=2)))
+    done = run(campaign(state), store)
+    assert done == Outcome(promoted=(), refused=(("sim/baseline/c001", "INVALID: requests failed"),))
+    assert not store.folder.exists()
+
+
+def test_an_advisory_case_can_never_become_a_baseline(store: Store) -> None:
+    state = replace(night(100.0, 100.0), advisory="measured on a server that already ran")
+    done = run(campaign(state), store)
+    assert done.refused == (("sim/baseline/c001", "measured on a server that already ran"),)
+    assert not store.folder.exists()
+
+
+def test_a_campaign_that_is_not_complete_is_refused_as_a_whole(store: Store) -> None:
+    with pytest.raises(PromotionError, match=r"not complete \(interrupted, or still running\): measure again"):
+        run(campaign(night(100.0), complete=False), store)
+    assert not store.folder.exists()
+
+
+def test_what_can_be_promoted_is_and_what_cannot_is_named(store: Store) -> None:
+    state = suite(
+        levels=(1, 8),
+        variants=("baseline", "eagle3"),
+        launches=(
+            launch(measured(100.0), failed(8)),
+            launch(measured(50.0), measured(90.0, level=8), variant="eagle3"),
+        ),
+    )
+    done = run(campaign(state), store)
+    assert [case for case, *_ in done.promoted] == ["sim/baseline/c001", "sim/eagle3/c001", "sim/eagle3/c008"]
+    assert done.refused == (("sim/baseline/c008", "INVALID: requests failed"),)
+    assert [case.level for case in read(store)] == [1]
+    assert [case.level for case in read(store, "eagle3")] == [1, 8]
+
+
+def test_a_relation_is_not_a_sample_and_is_not_promoted(store: Store) -> None:
+    state = suite(
+        variants=("baseline", "eagle3"),
+        relations=(relation("baseline", "eagle3"),),
+        launches=(launch(measured(100.0)), launch(measured(50.0), variant="eagle3")),
+    )
+    done = run(campaign(state), store)
+    assert [case for case, *_ in done.promoted] == ["sim/baseline/c001", "sim/eagle3/c001"]
+
+
+def test_old_and_new_are_told(store: Store) -> None:
+    assert told(run(campaign(night(100.0, 100.0)), store)) == [("sim/baseline/c001", None, 100.0, 2)]
+    assert told(run(campaign(night(110.0)), store)) == [("sim/baseline/c001", 100.0, 110.0, 1)]
+
+
+def test_what_one_run_promoted_the_next_run_judges(store: Store) -> None:
+    rig = SimulatedRig(truth=lambda _variant, _level: 500.0, cv=0.001)
+    first = rig.run(suite())
+    assert len(first.launches) == FIRST_BASELINE_LAUNCHES
+    run(campaign(first), store)
+    again = rig.run(suite(store=read(store)))
+    assert [(each.word, each.launches) for each in judge(again)] == [(Word.PASS, 2)]  # type: ignore[union-attr]
+
+
+# Why
+
+
+@pytest.mark.parametrize("reason", ["", "   ", "two\nlines", "x" * (MAX_REASON + 1), "\x1b[2J", "a\tb", "a\u202eb"])
+def test_a_reason_is_one_printable_line(store: Store, reason: str) -> None:
+    with pytest.raises(PromotionError, match="--reason must be one printable line of at most 500 characters"):
+        run(campaign(night(100.0)), store, reason=reason)
+    assert not store.folder.exists()
+
+
+def test_a_reason_in_any_language_is_kept_as_it_was_said(store: Store) -> None:
+    run(campaign(night(100.0)), store, reason="schneller — 42 % für alle, 速い")
+    assert read(store)[0].promotion.reason == "schneller — 42 % für alle, 速い"
+
+
+# Which
+
+
+def two_levels() -> SuiteRecord:
+    return suite(
+        levels=(1, 8),
+        variants=("baseline", "eagle3"),
+        launches=(
+            launch(measured(100.0), measured(700.0, level=8)),
+            launch(measured(50.0), measured(400.0, level=8), variant="eagle3"),
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("pattern", "promoted"),
+    [
+        ("*/eagle3/c008", ["sim/eagle3/c008"]),
+        ("sim/baseline/*", ["sim/baseline/c001", "sim/baseline/c008"]),
+        ("*c00[12]", ["sim/baseline/c001", "sim/eagle3/c001"]),
+    ],
+)
+def test_a_pattern_chooses_cases(store: Store, pattern: str, promoted: list[str]) -> None:
+    assert [case for case, *_ in run(campaign(two_levels()), store, pattern=pattern).promoted] == promoted
+
+
+@pytest.mark.parametrize("pattern", ["eagle3", "*/EAGLE3/*", ""])
+def test_a_pattern_that_matches_nothing_is_refused_and_shows_how_cases_are_written(store: Store, pattern: str) -> None:
+    with pytest.raises(PromotionError, match="its cases are written like 'sim/baseline/c001'"):
+        run(campaign(two_levels()), store, pattern=pattern)
+    assert not store.folder.exists()
+
+
+def test_a_campaign_without_cases_is_refused(store: Store) -> None:
+    with pytest.raises(PromotionError, match="no case of campaign 20260201-020000 was measured"):
+        run(campaign(), store)
+
+
+# Joining
+
+
+def test_added_launches_join_the_stored_ones(store: Store) -> None:
+    run(campaign(night(100.0, 100.0)), store)
+    done = run(campaign(night(121.0, 121.0), id="20260301-020000"), store, add=True)
+    assert told(done) == [("sim/baseline/c001", 100.0, 110.0, 4)]
+
+
+def test_launches_that_cannot_join_are_refused_and_the_stored_ones_stay(store: Store) -> None:
+    run(campaign(night(100.0, 100.0)), store)
+    other = night(50.0)
+    other = replace(other, cases=(replace(other.cases[0], workload_digest="other"),))
+    done = run(campaign(other, id="20260301-020000"), store, add=True)
+    assert done.promoted == ()
+    assert done.refused[0][1].endswith("leave out --add")
+    assert throughputs(read(store)[0].launches) == pytest.approx((100.0, 100.0))
+
+
+# What is in the files
+
+
+def test_nothing_of_the_machine_but_its_fingerprint_is_stored(store: Store) -> None:
+    state = night(100.0)
+    private = replace(
+        state.launches[0],
+        python="/home/somebody/venv/bin/python",
+        env=(("PATH", "/home/somebody/bin"), ("OPENAI_API_KEY", "<hidden>")),
+        notes=("/home/somebody",),
+    )
+    whole = campaign(replace(state, launches=(private,), source="/home/somebody/suite.toml"))
+    run(whole, store)
+    text = "".join(path.read_text() for path in store.folder.rglob("*") if path.is_file())
+    assert "sim/baseline/c001" in text
+    for secret in ("somebody", "OPENAI_API_KEY", "/home", whole.rig.machine):
+        assert secret not in text
+
+
+def test_the_fingerprint_of_the_rig_lies_beside_its_baselines(store: Store) -> None:
+    gpu = Gpu(name="NVIDIA H200", uuid="GPU-1", power_limit_w=700.0)
+    rig = Rig(gpus=(gpu,), driver="570.1", cpu="Xeon", machine="m", kernel="6.1")
+    state = replace(night(100.0), rig_id=rig.id, power_limits_w=rig.power_limits_w)
+    run(replace(campaign(state), rig=rig), store)
+    assert json.loads((store.folder / rig.id / "rig.json").read_text()) == {
+        "id": rig.id,
+        "gpus": [{"name": "NVIDIA H200", "uuid": "GPU-1", "power_limit_w": 700.0}],
+        "driver": "570.1",
+        "cpu": "Xeon",
+        "kernel": "6.1",
+    }
+    assert store.read(rig.id, "sim", "baseline")[0].power_limits_w == (700.0,)
+
+
+def test_a_rig_of_synthetic_time_has_no_fingerprint(store: Store) -> None:
+    run(campaign(replace(night(100.0), rig_id="emulated")), store)
+    assert not list(store.folder.rglob("rig.json"))
+
+
+def test_a_damaged_file_stops_a_promotion_before_anything_is_written(store: Store) -> None:
+    damaged = store.path(RIG.id, "sim", "eagle3")
+    damaged.parent.mkdir(parents=True)
+    damaged.write_text("{")
+    with pytest.raises(FileError, match=r"eagle3.json: not a baseline file"):
+        run(campaign(two_levels()), store)
+    assert [path.name for path in store.folder.rglob("*.json")] == ["eagle3.json"]

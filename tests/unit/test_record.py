@@ -1,0 +1,241 @@
+"""The campaign file: everything of a session, and what is not whole or not ours is never used."""
+
+import multiprocessing
+import re
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from perf import record
+from perf.files import FileError
+from perf.record import ID, Campaign, SuiteRecord
+from perf.rig import Gpu, Rig
+from perf.sample import StoredCase
+from perf.verdict import judge
+from tests.unit.simulated import RIG, campaign, failed, launch, measured, relation, stored, suite, written
+
+STORE = stored(99.0, 101.0, acceptance=2.5)
+
+
+def full() -> SuiteRecord:
+    """A suite with something in every field."""
+    return replace(
+        suite(
+            levels=(1, 8),
+            variants=("baseline", "eagle3"),
+            store=(STORE,),
+            relations=(relation("baseline", "eagle3"), relation("eagle3", "baseline", at_least=1.5, level=1)),
+            launches=(
+                launch(measured(1 / 3, acceptance=2.1), failed(8), env={"NCCL_PROTO": "LL"}),
+                launch(measured(0.1 + 0.2), measured(8.0, level=8), variant="eagle3", ordinal=2),
+            ),
+        ),
+        power_limits_w=(600.0, None),
+        stopped="the budget of 1 min 00 s is spent",
+        advisory="shown, never gated",
+        rerun=True,
+    )
+
+
+def test_a_campaign_is_read_back_as_it_was(tmp_path: Path) -> None:
+    gpu = Gpu(name="NVIDIA H200", uuid="GPU-0", power_limit_w=700.0)
+    rig = Rig(gpus=(gpu,), driver="570", cpu="Xeon", machine="m", kernel="6", note="a note")
+    for whole in (campaign(full(), suite()), replace(campaign(), rig=rig), campaign(complete=False)):
+        assert record.read(written(tmp_path / str(whole.complete) / str(len(whole.suites)), whole)) == whole
+
+
+def test_a_campaign_that_was_read_back_has_the_same_verdicts(tmp_path: Path) -> None:
+    whole = campaign(full())
+    assert judge(record.read(written(tmp_path, whole)).suites[0]) == judge(whole.suites[0])
+
+
+def test_a_campaign_under_another_name_is_refused(tmp_path: Path) -> None:
+    folder = written(tmp_path, campaign())
+    moved = folder.rename(tmp_path / "20260301-000000")
+    with pytest.raises(FileError, match=r"its file says it is campaign '20260201-020000'; give the folder back"):
+        record.read(moved)
+
+
+# Folders
+
+
+def folders_of_one_process(campaigns: Path, results: "multiprocessing.Queue[list[str]]") -> None:
+    results.put([record.create_folder(campaigns).name for _ in range(20)])
+
+
+def test_campaigns_begun_at_once_by_several_processes_get_a_folder_each(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    results: multiprocessing.Queue[list[str]] = context.Queue()
+    workers = [context.Process(target=folders_of_one_process, args=(tmp_path / "c", results)) for _ in range(3)]
+    for worker in workers:
+        worker.start()
+    names = [name for _ in workers for name in results.get(timeout=60)]
+    for worker in workers:
+        worker.join(timeout=60)
+    assert len(set(names)) == 60
+    assert all(ID.fullmatch(name) for name in names)
+
+
+def test_campaigns_begun_at_once_by_several_threads_get_a_folder_each(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(8) as threads:
+        folders = list(threads.map(lambda _: record.create_folder(tmp_path), range(64)))
+    assert len(set(folders)) == 64
+    assert {folder.name for folder in folders} == {path.name for path in tmp_path.iterdir()}
+
+
+def test_a_folder_that_cannot_be_made_is_an_error_that_names_the_option(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(FileError, match=r"cannot be created: Not a directory; see --perf-campaign-dir"):
+        record.create_folder(tmp_path / "file" / "campaigns")
+
+
+# Finding
+
+
+def test_the_newest_campaign_is_found_where_none_is_named(tmp_path: Path) -> None:
+    for name in ("20260201-020000", "20260201-020000-2", "20260201-020000-10", "20250101-000000", "not-a-campaign"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "20270101-000000").write_text("a file is no campaign")
+    assert record.find(tmp_path, None).name == "20260201-020000-10"
+
+
+def test_a_campaign_is_found_by_id_and_by_path(tmp_path: Path) -> None:
+    folder = written(tmp_path / "a", campaign())
+    assert record.find(tmp_path / "a", folder.name) == folder
+    assert record.find(tmp_path / "elsewhere", str(folder)) == folder
+
+
+@pytest.mark.parametrize("name", ["20990101-000000", "..", "", "x" * 5000])
+def test_an_unknown_campaign_is_an_error_that_names_the_last_ones(tmp_path: Path, name: str) -> None:
+    written(tmp_path, campaign())
+    with pytest.raises(FileError, match=r"^no campaign .*; there: 20260201-020000$"):
+        record.find(tmp_path, name)
+
+
+def test_no_campaign_at_all_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
+    for folder in (tmp_path, tmp_path / "missing"):
+        with pytest.raises(FileError, match="measure one with pytest first"):
+            record.find(folder, None)
+    with pytest.raises(FileError, match="there: none"):
+        record.find(tmp_path, "x")
+
+
+# What is damaged, or was not written by us
+
+
+def refused(folder: Path, whole: Campaign | str) -> str:
+    """The error of a campaign that must not be read."""
+    folder.mkdir(exist_ok=True)
+    place = folder / "20260201-020000"
+    place.mkdir(exist_ok=True)
+    if isinstance(whole, Campaign):
+        record.save(place, whole)
+    else:
+        (place / record.FILE_NAME).write_text(whole)
+    with pytest.raises(FileError) as error:
+        record.read(place)
+    return str(error.value)
+
+
+def test_a_truncated_campaign_is_an_error(tmp_path: Path) -> None:
+    text = (written(tmp_path, campaign(full())) / record.FILE_NAME).read_text()
+    for end in (0, 1, len(text) // 2, len(text) - 3):
+        assert "not a campaign file" in refused(tmp_path, text[:end])
+
+
+@pytest.mark.parametrize("foreign", ["[]", "null", '{"kind": "another tool\'s"}', "\x00", "[" * 100_000])
+def test_a_foreign_file_is_an_error(tmp_path: Path, foreign: str) -> None:
+    assert "not a campaign file" in refused(tmp_path, foreign)
+
+
+def test_a_campaign_of_another_schema_is_an_error(tmp_path: Path) -> None:
+    text = (written(tmp_path, campaign()) / record.FILE_NAME).read_text()
+    assert "schema: Input should be 1" in refused(tmp_path, text.replace('"schema": 1', '"schema": 2'))
+
+
+@pytest.mark.parametrize("value", ["NaN", "Infinity", "1e999"])
+def test_a_number_that_is_no_number_is_an_error(tmp_path: Path, value: str) -> None:
+    whole = campaign(suite(launches=(launch(measured(123.25)),)))
+    text = (written(tmp_path, whole) / record.FILE_NAME).read_text()
+    assert "finite number" in refused(
+        tmp_path, text.replace('"output_throughput": 123.25', f'"output_throughput": {value}')
+    )
+
+
+HOSTILE_NAMES = ["../../outside", "", "a/b", "\x1b[2J", "-rf", "..", "a\nb", "é"]
+
+
+@pytest.mark.parametrize("name", HOSTILE_NAMES)
+@pytest.mark.parametrize("field", ["name", "rig_id"])
+def test_a_name_that_would_leave_the_store_or_touch_the_terminal_is_refused(
+    tmp_path: Path, field: str, name: str
+) -> None:
+    hostile = replace(suite(), **{field: name})  # type: ignore[arg-type]
+    message = refused(tmp_path, campaign(hostile))
+    assert message.endswith("not as the suite writes it; measure again")
+    assert message.isprintable()
+
+
+@pytest.mark.parametrize("name", HOSTILE_NAMES)
+def test_a_case_a_launch_and_a_relation_are_named_like_the_suite_names_them(tmp_path: Path, name: str) -> None:
+    good = full()
+    case, bound, first = good.cases[0], good.relations[0], good.launches[0]
+    for hostile in (
+        replace(good, cases=(replace(case, variant=name), *good.cases[1:])),
+        replace(good, cases=(replace(case, id=f"sim/{name}/c001"), *good.cases[1:])),
+        replace(good, cases=(replace(case, id=name), *good.cases[1:])),
+        replace(good, launches=(replace(first, name=name),)),
+        replace(good, launches=(replace(first, variant=name),)),
+        replace(good, relations=(replace(bound, relation=replace(bound.relation, id=name)),)),
+        replace(good, relations=(replace(bound, relation=replace(bound.relation, of=(name,))),)),
+    ):
+        assert "not as the suite writes it" in refused(tmp_path, campaign(hostile))
+
+
+def with_stored(case: StoredCase) -> SuiteRecord:
+    return suite(store=(case,))
+
+
+@pytest.mark.parametrize(
+    ("hostile", "problem"),
+    [
+        (replace(full(), margin=0.0), "the rule it is judged by"),
+        (replace(full(), alpha=1.5), "the rule it is judged by"),
+        (replace(full(), family=0), "the rule it is judged by"),
+        (replace(full(), max_launches=0), "the rule it is judged by"),
+        (replace(full(), requests=()), "a level without a number of requests"),
+        (suite(relations=(relation("baseline", "nobody"),)), "a relation between cases that are not in it"),
+        (suite(relations=(relation("baseline", "baseline", level=99),)), "a relation between cases that are not in it"),
+        (suite(relations=(relation("baseline", "baseline", at_least=0.0),)), "a relation with a factor"),
+        (replace(suite(relations=(relation("a", "b"),)), cases=()), "a relation between cases that are not in it"),
+        (with_stored(replace(STORE, launches=())), "a stored baseline without positive numbers"),
+        (with_stored(replace(STORE, promotions=())), "a stored baseline without positive numbers"),
+        (
+            with_stored(replace(STORE, launches=(replace(STORE.launches[0], output_throughput=(-1.0,)),))),
+            "a stored baseline without positive numbers",
+        ),
+    ],
+)
+def test_a_suite_that_cannot_be_judged_is_refused(tmp_path: Path, hostile: SuiteRecord, problem: str) -> None:
+    assert problem in refused(tmp_path, campaign(hostile))
+
+
+def test_a_throughput_that_is_not_positive_is_refused(tmp_path: Path) -> None:
+    text = (written(tmp_path, campaign(suite(launches=(launch(measured(123.25)),)))) / record.FILE_NAME).read_text()
+    broken = re.sub(r'"output_throughput": 123.25', '"output_throughput": 0.0', text)
+    assert "a throughput that is not positive" in refused(tmp_path, broken)
+
+
+def test_a_file_that_is_missing_or_no_file_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "20260201-020000").mkdir()
+    with pytest.raises(FileError, match="cannot be read as a campaign file: No such file"):
+        record.read(tmp_path / "20260201-020000")
+    (tmp_path / "20260201-020000" / record.FILE_NAME).mkdir()
+    with pytest.raises(FileError, match="Is a directory"):
+        record.read(tmp_path / "20260201-020000")
+
+
+def test_the_rig_of_a_campaign_is_a_name_and_no_machine_id() -> None:
+    assert re.fullmatch(r"cpu-simulated-[0-9a-f]{8}", RIG.id)

@@ -1,0 +1,532 @@
+"""Whatever way a server cuts, spaces and decorates its stream, it says the same; and no stream invents a token.
+
+Names such as vllm#57519 are entries of that project's issue tracker: somebody's tool once read this stream wrongly.
+"""
+
+import json
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import assume, example, given
+from hypothesis import strategies as st
+
+from perf.metrics import summarize
+from perf.stream import MAX_DETAIL, Answer, Event, events, read_answer
+from perf.trace import FailureName, RequestTrace, Round
+
+CAPTURES = Path(__file__).parents[1] / "data" / "sglang"
+
+
+def captured(name: str) -> bytes:
+    """The body of a captured answer; its head ends with the first blank line."""
+    return (CAPTURES / f"{name}.txt").read_bytes().replace(b"\r\n", b"\n").partition(b"\n\n")[2]
+
+
+def answer(
+    *pieces: bytes, requested: int = 8, clean: bool = True, times: Sequence[float] | None = None, gap_s: float = 0.0
+) -> Answer:
+    times = times or [1.0 + gap_s * place for place in range(len(pieces))]
+    return read_answer(tuple(zip(times, pieces, strict=True)), requested_tokens=requested, ended_clean=clean)
+
+
+def failure(given_answer: Answer) -> FailureName | None:
+    return None if given_answer.failure is None else given_answer.failure.name
+
+
+def data(value: object) -> bytes:
+    return b"data: " + (value if isinstance(value, bytes) else json.dumps(value).encode()) + b"\n\n"
+
+
+DONE = data(b"[DONE]")
+
+
+def usage(tokens: int, **more: object) -> dict[str, object]:
+    return {"completion_tokens": tokens, "prompt_tokens": 12, "total_tokens": 12 + tokens, **more}
+
+
+def delta(tokens: int | None = None, *, finish: str | None = None, **fields: str | None) -> dict[str, object]:
+    chunk: dict[str, object] = {"choices": [{"index": 0, "delta": fields, "finish_reason": finish}]}
+    return chunk if tokens is None else {**chunk, "usage": usage(tokens)}
+
+
+ROLE = delta(role="assistant", content="")
+
+
+def text(content: str = "x", tokens: int | None = None) -> dict[str, object]:
+    return delta(tokens, content=content)
+
+
+def end(tokens: int | None, finish: str = "length") -> tuple[bytes, ...]:
+    last = () if tokens is None else (data({"choices": [], "usage": usage(tokens)}),)
+    return (data(delta(finish=finish)), *last, DONE)
+
+
+GOOD = (data(ROLE), data(text()), data(text()), *end(8))
+
+
+# What SGLang was captured to answer.
+
+
+@pytest.mark.parametrize(
+    ("name", "chunks", "counts", "tokens", "prompt", "finish"),
+    [
+        ("chat_stream", 5, None, 8, 12, "length"),
+        ("chat_stream_contusage", 4, [1, 2, 1, 2], 6, 12, "length"),
+        ("completions_stream", 8, None, 8, 11, "length"),
+        ("eagle3_chat_stream", 3, None, 8, 12, "length"),
+        ("eagle3_chat_stream_contusage", 3, [1, 4, 1], 6, 12, "length"),
+        ("eagle3_completions_stream", 2, None, 8, 11, "length"),
+    ],
+)
+def test_what_sglang_answers_is_read_right(
+    name: str, chunks: int, counts: list[int] | None, tokens: int, prompt: int, finish: str
+) -> None:
+    read = answer(captured(name), requested=tokens)
+    assert read.failure is None
+    assert len(read.chunk_times_s) == chunks
+    assert read.chunk_tokens == counts
+    assert (read.output_tokens, read.prompt_tokens, read.finish_reason) == (tokens, prompt, finish)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("chat_stream_nousage", FailureName.NO_USAGE),
+        ("abort_stream", FailureName.ABORTED),
+        ("error_in_stream", FailureName.ERROR_IN_STREAM),
+        ("chat_nonstream", FailureName.TRUNCATED),
+    ],
+)
+def test_what_sglang_fails_with_is_named(name: str, expected: FailureName) -> None:
+    assert failure(answer(captured(name))) is expected
+
+
+def test_cached_prompt_tokens_are_read_where_the_server_reports_them() -> None:
+    assert answer(captured("abort_stream")).cached_tokens == 0
+    assert answer(captured("chat_stream")).cached_tokens is None
+    details = data({"choices": [], "usage": usage(8, prompt_tokens_details={"cached_tokens": 1000})})
+    read = answer(*GOOD[:-2], details, DONE)
+    assert (read.failure, read.cached_tokens) == (None, 1000)
+
+
+@pytest.mark.parametrize("name", ["chat_stream", "eagle3_chat_stream_contusage", "completions_stream"])
+@pytest.mark.parametrize("ending", [b"\n", b"\r\n", b"\r"])
+def test_captured_answers_read_the_same_a_byte_at_a_time_and_with_any_line_ending(name: str, ending: bytes) -> None:
+    body = captured(name)
+    assert answer(*(bytes([each]) for each in body.replace(b"\n", ending))) == answer(body)
+
+
+# What a conforming event stream may hold.
+
+NOTHING = (
+    b"\n",
+    b": keep-alive\n\n",
+    b":\n",
+    b"event: ping\n\n",
+    b"id: 7\nretry: 3000\n",
+    b"unknown: field\n",
+    b"data\n\n",
+    b"data:\n\n",
+    b"data:  \n\n",
+    data({}),
+    data({"choices": []}),
+    data({"choices": None}),
+    data({"choices": [], "usage": None}),
+    data({"choices": [{"index": 0, "delta": {}}]}),
+    data({"choices": [{"index": 0, "delta": None, "finish_reason": ""}]}),
+    data({"choices": [{"index": 0}]}),
+    data({"error": None, "choices": []}),
+    data({"object": "chat.completion.chunk", "choices": [], "created": 1}),
+    data(delta(content="")),
+    data(delta(content=None, reasoning_content=None)),
+    data(delta(role="assistant", tool_calls=None)),
+    data({**delta(content=""), "usage": None}),
+    b'event: message\ndata: {"choices":\ndata: []}\n\n',
+    b'data:{"choices": []}\n\n',
+)
+
+
+@pytest.mark.parametrize("nothing", NOTHING)
+@pytest.mark.parametrize("place", range(len(GOOD) + 1))
+def test_what_says_nothing_changes_nothing(nothing: bytes, place: int) -> None:
+    assert answer(b"".join((*GOOD[:place], nothing, *GOOD[place:]))) == answer(b"".join(GOOD))
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [(b"\xef\xbb\xbf", b""), (b"", b"\n\n\n"), (b"", b": bye"), (b"", b"trailing"), (b"", b"id: 9"), (b"\n\n", b"\r")],
+)
+def test_a_byte_order_mark_and_trailing_bytes_say_nothing(before: bytes, after: bytes) -> None:
+    read = answer(before + b"".join(GOOD) + after)
+    assert read == answer(b"".join(GOOD))
+    assert read.failure is None
+
+
+def test_a_missing_blank_line_at_the_end_loses_nothing() -> None:
+    assert answer(b"".join(GOOD).rstrip(b"\n")) == answer(b"".join(GOOD))
+    assert answer(b"".join(GOOD[:-1]).rstrip(b"\n")) == answer(b"".join(GOOD))
+
+
+def test_a_good_answer_needs_no_done() -> None:
+    assert answer(*GOOD[:-1]).failure is None
+
+
+def test_a_line_break_split_over_two_reads_is_one_line_break() -> None:
+    assert list(events([(1.0, b"data: a\r"), (2.0, b""), (3.0, b"\n"), (4.0, b"\n"), (5.0, b"data: b\n\n")])) == [
+        Event(time_s=4.0, type="", data="a"),
+        Event(time_s=5.0, type="", data="b"),
+    ]
+
+
+@given(st.lists(st.sampled_from(["\r\n", "\n", "\r"]), min_size=12, max_size=12), st.integers(1, 5))
+def test_mixed_line_endings_are_line_endings(endings: list[str], size: int) -> None:
+    """A CR behind which a line with LF would be empty is one line ending with it, so such pairs are left out."""
+    assume(not any(one == "\r" and other == "\n" for one, other in pairwise(endings)))
+    lines = ["data: a", "", "data: b", "data: c", "", ": note", "data: d", "", "event: e", "data: f", "", ""]
+    body = "".join(line + ending for line, ending in zip(lines, endings, strict=True)).encode()
+    reads = [(1.0, body[start : start + size]) for start in range(0, len(body), size)]
+    assert [event.data for event in events(reads)] == ["a", "b\nc", "d", "f"]
+
+
+def test_data_of_several_lines_is_one_event_and_one_blank_is_dropped() -> None:
+    (event,) = events([(1.0, b"event: error\ndata:  a\ndata:b\ndata\ndata: : c\n\n")])
+    assert event == Event(time_s=1.0, type="error", data=" a\nb\n\n: c")
+
+
+def test_bytes_that_are_no_text_are_text_that_nobody_reads() -> None:
+    broken = b'data: {"choices":[{"index":0,"delta":{"content":"\xff\xf0\x9f"},"finish_reason":null}]}\n\n'
+    read = answer(data(ROLE), broken, *end(8))
+    assert (read.failure, len(read.chunk_times_s), read.output_tokens) == (None, 1, 8)
+
+
+def test_a_character_split_over_two_reads_is_one_character() -> None:
+    body = 'data: {"message": "\u65e5\u672c"}\n\n'.encode()
+    for cut in range(len(body)):
+        (event,) = events([(1.0, body[:cut]), (2.0, body[cut:])])
+        assert event.data == '{"message": "\u65e5\u672c"}'
+
+
+def test_of_a_duplicated_field_the_last_counts_as_in_any_json() -> None:
+    chunk = b'data: {"choices":[],"usage":{"completion_tokens":3,"completion_tokens":8}}\n\n'
+    assert answer(*GOOD[:-2], chunk, DONE).output_tokens == 8
+
+
+@pytest.mark.parametrize("field", ["content", "reasoning_content", "reasoning"])
+def test_reasoning_is_text_as_content_is(field: str) -> None:
+    read = answer(
+        data(ROLE), data({"choices": [{"index": 0, "delta": {field: "hm"}}]}), data(text()), *end(8), gap_s=1.0
+    )
+    assert read.chunk_times_s == [2.0, 3.0]
+
+
+def test_every_chunk_bears_the_time_of_the_read_that_ended_it() -> None:
+    body = b"".join(GOOD)
+    read = answer(*(bytes([each]) for each in body), times=[float(place) for place in range(len(body))])
+    ends = [float(len(b"".join(GOOD[: place + 1])) - 1) for place in (1, 2)]
+    assert read.chunk_times_s == ends
+
+
+def test_a_long_event_in_many_reads_is_one_chunk() -> None:
+    long = data(text("x" * 1_000_000))
+    pieces = [long[start : start + 4096] for start in range(0, len(long), 4096)]
+    read = answer(data(ROLE), *pieces, *end(8))
+    assert (read.failure, len(read.chunk_times_s)) == (None, 1)
+
+
+DECORATIONS = st.lists(st.sampled_from(NOTHING), max_size=2).map(b"".join)
+
+
+@given(
+    st.sampled_from(["chat_stream", "chat_stream_contusage", "eagle3_chat_stream_contusage", "completions_stream"]),
+    st.lists(DECORATIONS, min_size=11, max_size=11),
+    st.sampled_from([b"\n", b"\r\n", b"\r"]),
+    st.booleans(),
+    st.lists(st.integers(1, 400), max_size=30),
+)
+def test_any_decoration_and_any_split_of_bytes_over_reads_says_the_same(
+    name: str, decorations: list[bytes], ending: bytes, mark: bool, sizes: list[int]
+) -> None:
+    blocks = captured(name).split(b"\n\n")
+    body = b"\xef\xbb\xbf" if mark else b""
+    for block, decoration in zip(blocks, decorations, strict=False):
+        body += decoration + block + b"\n\n"
+    body = body.replace(b"\n", ending)
+    cuts = [0, *accumulate(sizes), len(body)]
+    plain, read = answer(captured(name)), answer(*(body[start:stop] for start, stop in pairwise(cuts) if start < stop))
+    assert read == plain
+
+
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=10), st.data())
+def test_the_same_tokens_in_other_chunks_have_the_same_total(tokens: list[int], draw: st.DataObject) -> None:
+    # vllm#37666, vllm#50677
+    total = sum(tokens)
+    cuts = draw.draw(st.lists(st.integers(1, total), max_size=10).map(lambda inner: sorted({*inner, total})))
+    for counts in (list(accumulate(tokens)), cuts):
+        read = answer(data(ROLE), *(data(text(tokens=count)) for count in counts), *end(total), requested=total)
+        assert (read.failure, read.output_tokens) == (None, total)
+        assert read.chunk_tokens == [after - before for before, after in pairwise([0, *counts])]
+
+
+# Counts of chunks.
+
+
+def test_tokens_without_text_behind_the_last_text_came_with_the_finish_chunk() -> None:
+    read = answer(data(ROLE), data(text(tokens=1)), data(text(tokens=5)), *end(8), gap_s=1.0)
+    assert (read.chunk_tokens, read.chunk_times_s) == ([1, 4, 3], [2.0, 3.0, 4.0])
+
+
+def test_a_token_without_text_between_texts_is_in_the_chunk_that_counted_it() -> None:
+    read = answer(data(text(tokens=2)), data(text("", tokens=5)), data(text(tokens=8)), *end(8), gap_s=1.0)
+    assert (read.chunk_tokens, read.chunk_times_s) == ([2, 3, 3], [1.0, 2.0, 3.0])
+
+
+def test_a_count_before_the_first_text_belongs_to_the_first_text() -> None:
+    read = answer(data(delta(0, role="assistant")), data(text("", tokens=2)), data(text(tokens=8)), *end(8), gap_s=1.0)
+    assert (read.chunk_tokens, read.chunk_times_s) == ([8], [3.0])
+
+
+@pytest.mark.parametrize(
+    "chunks",
+    [
+        (text(tokens=2), text()),  # one chunk without a count
+        (text(), text(tokens=8)),
+        (text(tokens=5), text(tokens=3)),  # a count that falls
+        (text(tokens=5), text(tokens=9)),  # more than the last usage
+    ],
+)
+def test_counts_that_do_not_add_up_are_no_counts(chunks: tuple[dict[str, object], ...]) -> None:
+    read = answer(data(ROLE), *map(data, chunks), *end(8))
+    assert (read.failure, read.chunk_tokens, read.output_tokens) == (None, None, 8)
+    assert len(read.chunk_times_s) == 2
+
+
+def test_a_finish_chunk_with_the_only_usage_is_no_chunk_of_text() -> None:
+    read = answer(data(ROLE), data(text()), data(text()), data(delta(8, finish="length")), DONE, gap_s=1.0)
+    assert (read.failure, read.output_tokens, read.chunk_tokens) == (None, 8, None)
+    assert read.chunk_times_s == [2.0, 3.0]
+
+
+def test_a_finish_chunk_with_text_is_a_chunk() -> None:
+    read = answer(data(ROLE), data(text()), data(delta(8, content="x", finish="length")), DONE, gap_s=1.0)
+    assert (read.failure, read.chunk_times_s) == (None, [2.0, 3.0])
+
+
+@pytest.mark.parametrize("value", [True, -1, 1.5, "8", None, [8], 10**400])
+def test_a_count_that_is_no_count_is_none(value: object) -> None:
+    read = answer(*GOOD[:-2], data({"choices": [], "usage": {"completion_tokens": value}}), DONE)
+    assert failure(read) is (FailureName.WRONG_LENGTH if value == 10**400 else FailureName.NO_USAGE)
+    read = answer(*GOOD[:-2], data({"choices": [], "usage": {**usage(8), "prompt_tokens": value}}), DONE)
+    assert read.failure is None
+    assert read.prompt_tokens == (value if value == 10**400 else None)
+
+
+# What others read wrongly.
+
+
+def summary_of(read: Answer, *, requested: int) -> Round:
+    trace = RequestTrace(
+        index=0,
+        prompt_id="task",
+        sent_s=0.0,
+        chunk_times_s=tuple(read.chunk_times_s),
+        chunk_tokens=None if read.chunk_tokens is None else tuple(read.chunk_tokens),
+        output_tokens=read.output_tokens,
+        prompt_tokens=read.prompt_tokens,
+        cached_tokens=read.cached_tokens,
+        ended_s=max(read.chunk_times_s),
+        finish_reason=read.finish_reason,
+        failure=read.failure,
+    )
+    return Round(level=1, index=0, planned_requests=1, requested_tokens=requested, requests=(trace,))
+
+
+def test_chunks_of_three_tokens_every_30_ms_are_ten_milliseconds_a_token() -> None:  # sglang#12064
+    chunks = [data(text(tokens=1 + 3 * place)) for place in range(11)]
+    times = [0.05, *(0.10 + 0.03 * place for place in range(11)), 0.5, 0.5, 0.5]
+    read = answer(data(ROLE), *chunks, *end(31), requested=31, times=times)
+    assert (read.failure, read.output_tokens, read.chunk_tokens) == (None, 31, [1] + [3] * 10)
+    summary = summarize(summary_of(read, requested=31))
+    assert summary is not None
+    assert summary.tpot_s is not None
+    assert summary.tpot_s.p50 == pytest.approx(0.010)
+
+
+def test_all_tokens_in_one_chunk_have_a_throughput_and_no_time_between_tokens() -> None:  # sglang#36272
+    read = answer(data(ROLE), data(text("x" * 900, tokens=200)), *end(200), requested=200, gap_s=1.0)
+    assert (read.failure, read.output_tokens, read.chunk_tokens) == (None, 200, [200])
+    summary = summarize(summary_of(read, requested=200))
+    assert summary is not None
+    assert summary.output_throughput == pytest.approx(200 / 2.0)
+    assert summary.tpot_s is None
+    assert summary.itl_s is None
+
+
+@pytest.mark.parametrize("tail", [(DONE,), (), end(512)])
+def test_an_error_within_a_stream_is_a_failure_whatever_follows(tail: tuple[bytes, ...]) -> None:
+    # vllm#57519, inference-perf#713
+    read = answer(data(text()), data(text()), data({"error": {"message": "CUDA error", "code": 500}}), *tail)
+    assert failure(read) is FailureName.ERROR_IN_STREAM
+    assert read.failure is not None
+    assert read.failure.detail == "CUDA error"
+    assert read.output_tokens is None
+
+
+def test_three_chunks_and_a_stop_without_usage_are_neither_512_tokens_nor_3() -> None:
+    # llama-benchy#11, vllm-swift#19
+    read = answer(data(text()), data(text()), data(text()), *end(None, "stop"), requested=512)
+    assert failure(read) is FailureName.NO_USAGE
+    assert (read.output_tokens, read.chunk_tokens) == (None, None)
+
+
+def test_an_answer_that_stopped_early_is_of_the_wrong_length() -> None:  # guidellm#982
+    read = answer(data(ROLE), data(text()), *end(17, "stop"), requested=256)
+    assert failure(read) is FailureName.WRONG_LENGTH
+    assert read.failure is not None
+    assert read.failure.detail == 'asked for 256 tokens, got 17 with finish_reason "stop"'
+
+
+def test_a_thousand_exclamation_marks_are_the_thousand_tokens_that_usage_says() -> None:  # vllm#45739
+    read = answer(data(ROLE), *(data(text("!")) for _ in range(1000)), *end(1000), requested=1000)
+    assert (read.failure, read.output_tokens) == (None, 1000)
+
+
+# Every failure by its name.
+
+
+@pytest.mark.parametrize(
+    ("pieces", "clean", "expected", "detail"),
+    [
+        ((), True, FailureName.TRUNCATED, "the body ended"),
+        ((b"",), True, FailureName.TRUNCATED, "the body ended"),
+        (GOOD[:3], True, FailureName.TRUNCATED, "the body ended without finish_reason"),
+        (GOOD[:3], False, FailureName.TRUNCATED, "the connection broke"),
+        ((*GOOD[:3], GOOD[1][:30]), False, FailureName.TRUNCATED, "the connection broke within an event"),
+        (GOOD[:4], False, FailureName.TRUNCATED, "the connection broke"),
+        (GOOD, False, FailureName.TRUNCATED, "the connection broke"),
+        ((*GOOD[:3], DONE), True, FailureName.TRUNCATED, "finish_reason"),
+        ((*GOOD[:3], GOOD[4], DONE), True, FailureName.TRUNCATED, "finish_reason"),
+        ((*GOOD[:3], GOOD[1][:30]), True, FailureName.MALFORMED, 'no JSON object: {"choices"'),
+        ((GOOD[0], data(b"[1]")), True, FailureName.MALFORMED, "no JSON object: [1]"),
+        ((GOOD[0], data(b"null")), True, FailureName.MALFORMED, "no JSON object: null"),
+        ((GOOD[0], data(b"[" * 100_000)), True, FailureName.MALFORMED, "no JSON object"),
+        ((GOOD[0], data(b"9" * 5000)), True, FailureName.MALFORMED, "no JSON object"),
+        ((b'{"choices": []}',), True, FailureName.TRUNCATED, "finish_reason"),
+        ((b"<html>502 Bad Gateway</html>",), True, FailureName.TRUNCATED, "finish_reason"),
+        ((data(ROLE), *end(8)), True, FailureName.MALFORMED, "8 tokens by usage, but no text"),
+        (GOOD[:-2], True, FailureName.NO_USAGE, "no usage"),
+        ((*GOOD[:3], *end(7)), True, FailureName.WRONG_LENGTH, "asked for 8 tokens, got 7"),
+        ((*GOOD[:3], *end(9)), True, FailureName.WRONG_LENGTH, "asked for 8 tokens, got 9"),
+        ((*GOOD[:3], *end(0)), True, FailureName.WRONG_LENGTH, "got 0"),
+        ((*GOOD[:3], *end(8, "stop")), True, FailureName.WRONG_LENGTH, 'finish_reason "stop"'),
+        ((*GOOD[:3], *end(8, "x" * 900)), True, FailureName.WRONG_LENGTH, "x" * 40 + '"'),
+        ((*GOOD[:3], *end(8, "abort")), True, FailureName.ABORTED, "abort"),
+        ((*GOOD[:3], *end(None, "abort")), True, FailureName.ABORTED, "abort"),
+        ((data({"error": "out of memory"}),), True, FailureName.ERROR_IN_STREAM, "out of memory"),
+        ((data({"error": {}}), *GOOD), True, FailureName.ERROR_IN_STREAM, '{"error": {}}'),
+        ((data({"object": "error", "message": "full"}),), True, FailureName.ERROR_IN_STREAM, "full"),
+        ((b'event: error\ndata: {"message": "full"}\n\n',), True, FailureName.ERROR_IN_STREAM, "full"),
+        ((b"event: error\n" + GOOD[1], *GOOD), True, FailureName.ERROR_IN_STREAM, "choices"),
+        ((*GOOD, data({"error": {"message": "late"}})), True, FailureName.ERROR_IN_STREAM, "late"),
+        ((*GOOD[:3], data({"error": {"message": "last"}}).rstrip()), False, FailureName.ERROR_IN_STREAM, "last"),
+        ((data({"error": {"code": 500}}),), True, FailureName.ERROR_IN_STREAM, '{"code": 500}'),
+    ],
+)
+def test_an_answer_that_is_not_good_fails_by_name(
+    pieces: tuple[bytes, ...], clean: bool, expected: FailureName, detail: str
+) -> None:
+    read = answer(*pieces, clean=clean)
+    assert failure(read) is expected
+    assert read.failure is not None
+    assert detail in read.failure.detail
+
+
+@pytest.mark.parametrize("piece", [data({"error": "e" * 9000}), data({"error": ["e" * 9000]}), data(b"e" * 9000)])
+def test_what_a_failure_shows_is_bounded(piece: bytes) -> None:
+    read = answer(piece)
+    assert read.failure is not None
+    assert len(read.failure.detail) <= MAX_DETAIL + 50
+
+
+# Nothing crashes it, nothing invents a token.
+
+
+def holds_together(read: Answer, reads: Sequence[tuple[float, bytes]], requested: int) -> None:
+    assert read.chunk_times_s == sorted(read.chunk_times_s)
+    assert set(read.chunk_times_s) <= {time_s for time_s, _ in reads}
+    if read.chunk_tokens is not None:
+        assert len(read.chunk_tokens) == len(read.chunk_times_s)
+        assert all(count >= 0 for count in read.chunk_tokens)
+        assert sum(read.chunk_tokens) == read.output_tokens
+    if read.failure is None:
+        assert read.output_tokens == requested
+        assert read.finish_reason == "length"
+        assert read.chunk_times_s
+
+
+@given(st.lists(st.binary(max_size=60)), st.booleans())
+@example([b"data: \xff\xfe\n\n"], True)
+def test_any_bytes_are_read_without_a_token(pieces: list[bytes], clean: bool) -> None:
+    reads = [(float(place), piece) for place, piece in enumerate(pieces)]
+    read = read_answer(reads, requested_tokens=8, ended_clean=clean)
+    holds_together(read, reads, 8)
+    assert read.failure is not None
+    if b"completion_tokens" not in b"".join(pieces):
+        assert read.output_tokens is None
+
+
+@given(st.binary(), st.integers(0, 2000), st.integers(0, 50), st.integers(1, 300))
+def test_a_stream_damaged_anywhere_is_read(noise: bytes, start: int, length: int, size: int) -> None:
+    body = captured("eagle3_chat_stream_contusage")
+    body = body[:start] + noise + body[start + length :]
+    reads = [(float(place), body[place : place + size]) for place in range(0, len(body), size)]
+    holds_together(read_answer(reads, requested_tokens=6, ended_clean=True), reads, 6)
+
+
+COUNTS = st.one_of(st.integers(0, 9), st.integers(), st.none(), st.booleans(), st.floats(), st.just("8"))
+ODD = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    max_leaves=4,
+)
+USAGES = st.one_of(ODD, st.fixed_dictionaries({"completion_tokens": COUNTS}, optional={"prompt_tokens": COUNTS}))
+CHOICES = st.fixed_dictionaries(
+    {},
+    optional={
+        "delta": ODD | st.fixed_dictionaries({"content": st.sampled_from(["x", "", None]) | ODD}),
+        "text": ODD,
+        "finish_reason": st.sampled_from([None, "length", "stop", "abort"]) | ODD,
+    },
+)
+CHUNKS = st.one_of(
+    ODD,
+    st.fixed_dictionaries(
+        {}, optional={"choices": ODD | st.lists(CHOICES | ODD, max_size=2), "usage": USAGES, "object": ODD}
+    ),
+)
+
+
+@given(st.lists(CHUNKS, max_size=8), st.booleans())
+def test_tokens_come_from_usage_and_from_nowhere_else(chunks: list[object], clean: bool) -> None:
+    reads = [(float(place), data(chunk)) for place, chunk in enumerate(chunks)]
+    read = read_answer(reads, requested_tokens=8, ended_clean=clean)
+    holds_together(read, reads, 8)
+    said = [chunk["usage"] for chunk in chunks if isinstance(chunk, dict) and isinstance(chunk.get("usage"), dict)]
+    counted = [each.get("completion_tokens") for each in said]
+    assert read.output_tokens is None or read.output_tokens in counted
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["x", ""]), st.integers(0, 8) | st.none()), max_size=8),
+    st.lists(st.integers(0, 8), max_size=2),
+    st.integers(0, 8),
+)
+def test_a_likely_stream_holds_together(
+    chunks: list[tuple[str, int | None]], totals: list[int], finish_place: int
+) -> None:
+    parts = [data(text(content, tokens)) for content, tokens in chunks]
+    parts.insert(finish_place, data(delta(finish="length")))
+    parts += [data({"choices": [], "usage": usage(total)}) for total in totals]
+    reads = [(float(place), part) for place, part in enumerate((*parts, DONE))]
+    holds_together(read_answer(reads, requested_tokens=8, ended_clean=True), reads, 8)

@@ -1,0 +1,232 @@
+"""A round that must not be believed says why, with the numbers seen and what to do; a clean one says nothing."""
+
+from dataclasses import replace
+
+import pytest
+
+from perf.trace import Counters, Failure, FailureName, RequestTrace, Round
+from perf.validity import Observation, Reason, check, level_never_reached
+
+
+def request(index: int = 0, *, tokens: int = 100, prompt: int | None = 1024, cached: int | None = None) -> RequestTrace:
+    return RequestTrace(
+        index=index,
+        prompt_id=f"task-{index}",
+        sent_s=0.0,
+        chunk_times_s=(1.0, 2.0),
+        chunk_tokens=None,
+        output_tokens=tokens,
+        prompt_tokens=prompt,
+        cached_tokens=cached,
+        ended_s=2.0,
+        finish_reason="length",
+    )
+
+
+def seen(
+    *requests: RequestTrace,
+    counted: Counters | None = None,
+    level: int = 1,
+    planned: int | None = None,
+    speculative: bool = False,
+    required: bool = True,
+    death: str | None = None,
+) -> Observation:
+    return Observation(
+        round=Round(
+            level=level,
+            index=1,
+            planned_requests=len(requests) if planned is None else planned,
+            requested_tokens=100,
+            requests=requests,
+        ),
+        counted=counted,
+        speculative=speculative,
+        level_must_be_reached=required,
+        death=death,
+    )
+
+
+def only(observation: Observation) -> Reason:
+    (reason,) = check(observation)
+    assert reason.seen.isprintable()
+    assert reason.advice
+    return reason
+
+
+TEN = tuple(request(index) for index in range(10))
+
+
+def failed(index: int, name: FailureName, detail: str = "", status: int | None = None) -> RequestTrace:
+    return replace(request(index), failure=Failure(name=name, detail=detail, status=status))
+
+
+@pytest.mark.parametrize(
+    "observation",
+    [
+        seen(*TEN),
+        seen(*TEN, level=10),
+        seen(*TEN, counted=Counters()),
+        seen(*TEN, counted=Counters(generated=1000, prompt=10_240, cached=0)),
+        seen(*TEN, counted=Counters(generated=1000, verify_steps=400), speculative=True),
+        seen(*(request(index, cached=0) for index in range(10))),
+        seen(*(request(index, prompt=None) for index in range(10)), counted=Counters(cached=1000)),
+    ],
+)
+def test_a_clean_round_has_no_reason_against_it(observation: Observation) -> None:
+    assert check(observation) == ()
+
+
+# Requests that failed.
+
+
+def test_failed_requests_are_counted_named_and_the_first_is_shown() -> None:
+    reason = only(
+        seen(
+            *TEN[:5],
+            failed(5, FailureName.HTTP_ERROR, 'KV cache\n\x1b[31m "pool" is full', 500),
+            failed(6, FailureName.HTTP_ERROR, "other", 500),
+            failed(7, FailureName.STALLED, "silent"),
+        )
+    )
+    assert reason.name == "requests failed"
+    assert reason.seen == (
+        '3 of 8 requests failed in round 2 (2 x http_500, 1 x stalled; first: KV cache "pool" is full)'
+    )
+    assert "server log" in reason.advice
+
+
+def test_one_failed_request_of_many_is_enough() -> None:
+    many = tuple(request(index) for index in range(999))
+    assert only(seen(*many, failed(999, FailureName.NO_USAGE))).seen.startswith("1 of 1000 requests failed")
+
+
+def test_a_round_in_which_nothing_was_asked_is_not_clean() -> None:
+    assert only(seen(planned=30, required=False)).seen == "0 of 30 requests were made"
+
+
+def test_a_round_that_stopped_early_is_not_clean() -> None:
+    reason = only(seen(*TEN, planned=30))
+    assert (reason.name, reason.seen) == ("requests failed", "10 of 30 requests were made")
+
+
+def test_failed_requests_hide_no_other_reason_that_is_known() -> None:
+    names = [each.name for each in check(seen(failed(0, FailureName.TIMEOUT), level=2, death="killed by SIGKILL"))]
+    assert names == ["server died", "requests failed", "level never reached"]
+
+
+def test_a_failed_request_is_no_lack_of_acceptance_and_no_disagreement() -> None:
+    reasons = check(seen(*TEN, failed(10, FailureName.ABORTED), counted=Counters(generated=5000), speculative=True))
+    assert [reason.name for reason in reasons] == ["requests failed"]
+
+
+def test_a_server_that_died_is_a_reason_with_its_last_words() -> None:
+    reason = only(seen(*TEN, death="killed by SIGKILL; its last line: CUDA error"))
+    assert (reason.name, reason.seen) == ("server died", "killed by SIGKILL; its last line: CUDA error")
+
+
+# Levels.
+
+
+def test_thirty_requests_do_not_reach_a_level_of_250() -> None:
+    thirty = tuple(request(index) for index in range(30))
+    reason = only(seen(*thirty, level=250))
+    assert (reason.name, reason.seen) == ("level never reached", "30 requests cannot keep 250 in flight")
+    assert 'level_reached = "not required"' in reason.advice
+
+
+def test_a_published_protocol_may_stay_below_its_level() -> None:
+    thirty = tuple(request(index) for index in range(30))
+    assert check(seen(*thirty, level=250, required=False)) == ()
+
+
+@pytest.mark.parametrize(("requests", "reached"), [(249, False), (250, True), (251, True)])
+def test_a_level_needs_as_many_requests_as_streams(requests: int, reached: bool) -> None:
+    assert (level_never_reached(250, requests) is None) is reached
+
+
+# Server and client.
+
+
+@pytest.mark.parametrize(
+    ("counted", "believed"), [(1000, True), (1010, True), (990, True), (1011, False), (989, False), (0, False)]
+)
+def test_server_and_client_may_differ_by_one_percent(counted: int, believed: bool) -> None:
+    assert (check(seen(*TEN, counted=Counters(generated=counted))) == ()) is believed
+
+
+def test_a_client_that_says_940_of_1000_counted_tokens_is_not_believed() -> None:  # guidellm#470
+    reason = only(seen(*(request(index, tokens=94) for index in range(10)), counted=Counters(generated=1000)))
+    assert reason.name == "server and client disagree"
+    assert reason.seen == "the client saw 940 tokens, the server counted 1,000 over the same window"
+    assert "somebody else" in reason.advice
+
+
+# The prefix cache.
+
+
+def test_a_prompt_that_came_from_the_cache_is_not_believed() -> None:  # vllm#54227, sglang#39651
+    reason = only(seen(request(prompt=1024, cached=1000)))
+    assert reason.name == "prefix cache hits"
+    assert reason.seen == "1,000 of 1,024 prompt tokens came from the cache (97.7 %)"
+    assert "flush" in reason.advice
+
+
+@pytest.mark.parametrize(("cached", "believed"), [(0, True), (64, True), (84, True), (85, False), (1000, False)])
+def test_a_shared_chat_template_and_two_percent_more_may_come_from_the_cache(cached: int, believed: bool) -> None:
+    assert (check(seen(request(prompt=1000, cached=cached))) == ()) is believed
+    assert (check(seen(request(prompt=1000), counted=Counters(cached=cached))) == ()) is believed
+
+
+@pytest.mark.parametrize(("cached", "believed"), [(10, True), (11, False), (20, False)])
+def test_a_chat_template_is_never_taken_for_more_than_half_of_a_prompt(cached: int, believed: bool) -> None:
+    assert (check(seen(request(prompt=20, cached=cached))) == ()) is believed
+
+
+def test_one_cached_prompt_among_many_new_ones_is_seen_in_their_sum() -> None:
+    new = tuple(request(index, prompt=100, cached=0) for index in range(9))
+    assert check(seen(*new, request(9, prompt=100, cached=100))) == ()
+    assert only(seen(*(replace(each, cached_tokens=60) for each in new))).name == "prefix cache hits"
+
+
+def test_usage_goes_before_the_servers_counter_which_others_may_have_moved() -> None:
+    assert check(seen(request(prompt=1000, cached=0), counted=Counters(cached=1000))) == ()
+
+
+# Acceptance.
+
+
+@pytest.mark.parametrize("counted", [None, Counters(), Counters(generated=1000)])
+def test_missing_acceptance_of_a_speculative_variant_is_no_pass(counted: Counters | None) -> None:
+    # sglang#34743, sglang#29329, ATOM#1557
+    reason = only(seen(*TEN, counted=counted, speculative=True))
+    assert reason.name == "acceptance missing"
+    assert "no verify steps" in reason.seen
+    assert "--enable-metrics" in reason.advice
+
+
+@pytest.mark.parametrize(("steps", "believed"), [(989, True), (990, False), (1000, False), (0, False)])
+def test_a_step_for_every_token_means_that_the_draft_is_not_wired(steps: int, believed: bool) -> None:
+    """The first of a request's 100 tokens is prefill's: ten plain requests take 990 steps."""
+    reasons = check(seen(*TEN, counted=Counters(generated=1000, verify_steps=steps), speculative=True))
+    assert [reason.name for reason in reasons] == ([] if believed else ["acceptance 1.0"])
+
+
+def test_an_unwired_draft_is_shown_with_its_numbers() -> None:
+    observation = seen(*TEN, counted=Counters(verify_steps=1000), speculative=True)
+    assert only(observation).seen == "1,000 tokens in 1,000 verify steps"
+    assert only(replace(observation, counted=Counters(verify_steps=0))).seen == "no verify step ran"
+
+
+def test_a_plain_variant_needs_no_acceptance() -> None:
+    assert check(seen(*TEN, counted=Counters(generated=1000, verify_steps=None))) == ()
+
+
+# What a server counted over a window.
+
+
+def test_counters_are_differences_and_what_is_not_counted_stays_absent() -> None:
+    before = Counters(generated=100, prompt=None, cached=5, verify_steps=None)
+    now = Counters(generated=350, prompt=70, cached=5, verify_steps=None)
+    assert now.since(before) == Counters(generated=250, prompt=70, cached=0, verify_steps=None)
+    assert Counters().since(now) == Counters()
