@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self
@@ -72,6 +73,29 @@ class _Tally:
     finished: int = 0
     chunks: int = 0
     failed: bool = False
+
+
+@dataclass(slots=True)
+class _Departure:
+    """When a built request was handed to the transport; those of the first wave wait for each other before."""
+
+    wave: asyncio.Barrier | None
+    sent_s: float
+
+
+_DEPARTURE: ContextVar[_Departure] = ContextVar("departure")
+
+
+async def _depart(_: httpx2.Request) -> None:
+    """The HTTP client's hook between building a request and sending it.
+
+    Building 250 requests takes the openai package a few tenths of a second, and none is written before the last is
+    built: that is the client's time, not the server's, so the clock starts here.
+    """
+    departure = _DEPARTURE.get()
+    if departure.wave is not None:
+        await departure.wave.wait()
+    departure.sent_s = time.perf_counter()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,16 +175,20 @@ class Client:
         queue = iter(requests)
         began = time.perf_counter()
 
+        count = min(level, len(requests))
+        wave = asyncio.Barrier(max(1, count))
+
         async def stream() -> list[_Exchange]:
             done: list[_Exchange] = []
             for request in queue:
-                done.append(await self._ask(client, request, tokens, tally))
+                departure = _Departure(None if done else wave, time.perf_counter())
+                done.append(await self._ask(client, request, tokens, tally, departure))
                 tally.finished += 1
                 if tally.failed:
                     break
             return done
 
-        streams = [asyncio.create_task(stream()) for _ in range(min(level, len(requests)))]
+        streams = [asyncio.create_task(stream()) for _ in range(count)]
         pending = set(streams)
         while pending:
             _, pending = await asyncio.wait(pending, timeout=WATCH_INTERVAL_S)
@@ -187,13 +215,20 @@ class Client:
             requests=tuple(traces),
         )
 
-    async def _ask(self, client: openai.AsyncOpenAI, request: PlannedRequest, tokens: int, tally: _Tally) -> _Exchange:
+    async def _ask(
+        self,
+        client: openai.AsyncOpenAI,
+        request: PlannedRequest,
+        tokens: int,
+        tally: _Tally,
+        departure: _Departure,
+    ) -> _Exchange:
         reads: list[tuple[float, bytes]] = []
         failure: Failure | None = None
         ended_clean = False
         clock = time.perf_counter
         loop = asyncio.get_running_loop()
-        sent = clock()
+        _DEPARTURE.set(departure)
         deadline = loop.time() + self.limits.request_s
         begun = 0
         try:
@@ -211,11 +246,11 @@ class Client:
                                     limit.reschedule(min(deadline, loop.time() + self.limits.between_tokens_s))
                         ended_clean = True
         except TimeoutError:
-            waited = clock() - (reads[-1][0] if reads else sent)
+            waited = clock() - (reads[-1][0] if reads else departure.sent_s)
             failure = (
                 Failure(name=FailureName.STALLED, detail=f"silent for {waited:.1f} s after {begun} events")
                 if begun > 1 and loop.time() < deadline
-                else Failure(name=FailureName.TIMEOUT, detail=f"no answer within {clock() - sent:.1f} s")
+                else Failure(name=FailureName.TIMEOUT, detail=f"no answer within {clock() - departure.sent_s:.1f} s")
             )
         except openai.APIStatusError as error:
             failure = Failure(name=FailureName.HTTP_ERROR, status=error.status_code, detail=_body(error))
@@ -233,7 +268,7 @@ class Client:
             failure = Failure(name=FailureName.CONNECTION, detail="the server exited while this request was in flight")
         exchange = _Exchange(
             request=request,
-            sent_s=sent,
+            sent_s=departure.sent_s,
             reads=tuple(reads),
             ended_s=clock(),
             failure=failure,
@@ -289,6 +324,7 @@ class Client:
                         trust_env=False,
                         follow_redirects=False,
                         headers={"Accept-Encoding": "identity"},
+                        event_hooks={"request": [_depart]},
                         timeout=httpx2.Timeout(limits.request_s, connect=limits.connect_s),
                         limits=httpx2.Limits(
                             max_connections=self._connections,

@@ -13,7 +13,6 @@ from perf.files import FileError, to_json, write_text
 from perf.record import LaunchRecord, Measurement, RoundRecord, now_utc
 from perf.redaction import Redactor, Secrets
 from perf.sglang import Control
-from perf.stream import MAX_DETAIL
 from perf.suite import Suite, Variant
 from perf.text import printable
 from perf.trace import RequestTrace, Round
@@ -26,6 +25,9 @@ SPARE_CONNECTIONS = 16
 #: server's death is waited for this long, so that it is named.
 DEATH_SETTLE_S = 1.0
 DEATH_POLL_S = 0.05
+
+#: An error text of this length or more may have been cut (load keeps a few hundred characters).
+WHOLE_DETAIL = 200
 
 #: A key file larger than this is another file.
 MAX_KEY_BYTES = 64 * 1024
@@ -269,7 +271,7 @@ def _redacted(measured: Round, hidden: Secrets) -> Round:
         if request.failure is None:
             return request
         detail = request.failure.detail
-        if len(detail) < MAX_DETAIL:
+        if len(detail) < WHOLE_DETAIL:
             detail = hidden.redact(detail)
         else:  # without the end, which may be the beginning of a secret
             detail = Redactor(hidden).feed(detail.encode("utf-8", "surrogatepass")).decode("utf-8", "surrogatepass")

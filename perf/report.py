@@ -183,7 +183,8 @@ def _inconclusive(verdict: Verdict, judgement: Judgement) -> list[str]:
         minutes = f" ({duration(needed * verdict.launch_s)})" if verdict.launch_s else ""
         option = f"--perf-max-launches={judgement.launches_after + needed}"
         option += " and --perf-budget-minutes" if verdict.stopped else ""
-        advice = f"{margin} needs about {needed} more launches{minutes}: {option}, or a quieter rig"
+        more = "1 more launch" if needed == 1 else f"{needed} more launches"
+        advice = f"{margin} needs about {more}{minutes}: {option}, or a quieter rig"
     elif isinstance(verdict, RelationVerdict):
         advice = f"quiet the rig, or launch both more often: {margin} is far below this noise; --perf-max-launches"
     else:

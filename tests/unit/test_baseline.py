@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perf.baseline import Store
@@ -172,6 +172,7 @@ cases = st.builds(
 )
 
 
+@settings(deadline=None, max_examples=60)
 @given(case=cases)
 def test_what_is_stored_is_read_back_bit_for_bit(case: StoredCase) -> None:
     with tempfile.TemporaryDirectory() as folder:
@@ -224,7 +225,7 @@ while True:
 
 def test_a_promotion_that_is_killed_never_leaves_a_part_of_a_file(store: Store) -> None:
     root = Path(__file__).parents[2]
-    for number in range(12):
+    for number in range(8):
         with subprocess.Popen(
             [sys.executable, "-c", ENDLESS, store.folder],
             cwd=root,
@@ -233,7 +234,7 @@ def test_a_promotion_that_is_killed_never_leaves_a_part_of_a_file(store: Store) 
         ) as process:
             assert process.stdout is not None
             assert process.stdout.readline() == "ready\n"
-            time.sleep(0.003 * number)  # not a wait for something: another place in the work each time
+            time.sleep(0.004 * number)  # not a wait for something: another place in the work each time
             os.kill(process.pid, signal.SIGKILL)
         assert [len(case.launches) in (1, 400) for case in read(store)] in ([], [True, True])
     promote(store, stored(100.0))  # and the lock of the dead is no lock

@@ -32,6 +32,7 @@ def decided_clearly(found: Judgement, rule: Rule) -> bool:
     return all(abs(number - edge) > 1e-6 for number in numbers(found) for edge in edges)
 
 
+@unhurried
 @given(lo=logs, estimate=logs, hi=logs, margin=st.floats(0.001, 0.2))
 def test_every_interval_has_exactly_one_of_four_outcomes(lo: float, estimate: float, hi: float, margin: float) -> None:
     lo, estimate, hi = sorted((lo, estimate, hi))
@@ -44,6 +45,7 @@ def test_every_interval_has_exactly_one_of_four_outcomes(lo: float, estimate: fl
     assert outcome(lo, hi, estimate, margin) is words[[regressed, improved, passes, inconclusive].index(True)]
 
 
+@unhurried
 @given(lo=logs, estimate=logs, hi=logs, margin=st.floats(0.001, 0.2))
 def test_a_pass_excludes_a_loss_of_the_margin_and_red_excludes_no_change(
     lo: float, estimate: float, hi: float, margin: float
