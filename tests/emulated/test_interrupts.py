@@ -34,12 +34,23 @@ class MidRound:
     token: str
     below: tuple[psutil.Process, ...]
 
-    def end(self) -> tuple[int, str]:
-        """Wait for its end, and for that of all it had started; its exit code and what it showed."""
+    def end(self) -> "Ended":
+        """Wait for its end, then for that of all it had started."""
+        out, error = self.process.communicate(timeout=TEARDOWN_LIMIT_S)
+        left = tuple(alive_with(self.token))
         wait_until(lambda: not alive_with(self.token), "no server is left", TEARDOWN_LIMIT_S)
         wait_until(lambda: not any(map(_alive, self.below)), "no supervisor and no pytest is left", TEARDOWN_LIMIT_S)
-        out, error = self.process.communicate(timeout=TEARDOWN_LIMIT_S)
-        return self.process.returncode, out + error
+        return Ended(desk=self.desk, code=self.process.returncode, screen=out + error, left=left)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """A measurement that was cut short, all of its processes gone; `left` are the servers alive when it had ended."""
+
+    desk: Desk
+    code: int
+    screen: str
+    left: tuple[int, ...]
 
 
 def _alive(process: psutil.Process) -> bool:
@@ -107,15 +118,6 @@ SCENARIOS: dict[str, tuple[Callable[[MidRound], None], tuple[str, ...], bool]] =
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
-    """What is left of a measurement that was cut short; that no process is, was awaited."""
-
-    desk: Desk
-    code: int
-    screen: str
-
-
 @pytest.fixture(scope="module")
 def scenarios(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future[Ended]]]:
     """All of them, some at once, since most of their time is waiting."""
@@ -124,8 +126,7 @@ def scenarios(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Fu
         act, flags, tox = SCENARIOS[name]
         with mid_round(folders[name], *flags, tox=tox) as running:
             act(running)
-            code, screen = running.end()
-            return Ended(desk=running.desk, code=code, screen=screen)
+            return running.end()
 
     folders = {name: tmp_path_factory.mktemp("interrupted") for name in SCENARIOS}
     with ThreadPoolExecutor(max_workers=AT_ONCE) as pool:
@@ -147,7 +148,7 @@ def test_a_measurement_that_is_cut_short_leaves_no_server_and_no_promotable_camp
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP", "second Ctrl-C"])
-def test_an_interrupted_pytest_says_so_in_its_exit_code_and_on_the_screen(
+def test_an_interrupted_pytest_ends_its_server_first_and_says_that_it_was_interrupted(
     scenarios: dict[str, Future[Ended]], name: str
 ) -> None:
     ended = scenarios[name].result()
@@ -155,13 +156,16 @@ def test_an_interrupted_pytest_says_so_in_its_exit_code_and_on_the_screen(
     assert "KeyboardInterrupt: SIG" in ended.screen
     assert "not complete: it cannot be promoted" in ended.screen
     assert "INTERNALERROR" not in ended.screen
+    assert ended.left == ()
 
 
 @pytest.mark.parametrize("name", ["SIGINT to tox", "Ctrl-C to tox and pytest"])
 def test_tox_gives_pytest_the_time_to_end_by_itself(scenarios: dict[str, Future[Ended]], name: str) -> None:
     ended = scenarios[name].result()
-    assert "KeyboardInterrupt: SIGINT" in ended.screen
     assert "not complete: it cannot be promoted" in ended.screen
+    assert "measure: exit 2 " in ended.screen
+    assert "Traceback" not in ended.screen
+    assert ended.left == ()
 
 
 def test_check_has_no_verdict_for_a_campaign_that_was_cut_short(scenarios: dict[str, Future[Ended]]) -> None:

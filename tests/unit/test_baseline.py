@@ -24,6 +24,7 @@ from perf.sample import LaunchSample, Promotion, StoredCase, geometric_mean, thr
 from tests.unit.simulated import RIG, stored
 
 RIG_ID = RIG.id
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -218,24 +219,42 @@ print("ready", flush=True)
 while True:
     for launches in (1, 400):
         cases = tuple(stored(*[100.0] * launches, level=level) for level in (1, 8))
-        store.folder.joinpath(RIG.id, "sim", "baseline.json").unlink(missing_ok=True)
         store.promote(RIG.id, "sim", "baseline", cases, add=False)
 """
 
 
-def test_a_promotion_that_is_killed_never_leaves_a_part_of_a_file(store: Store) -> None:
-    root = Path(__file__).parents[2]
-    for number in range(8):
-        with subprocess.Popen(
-            [sys.executable, "-c", ENDLESS, store.folder],
-            cwd=root,
-            stdout=subprocess.PIPE,
-            text=True,
-        ) as process:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "ready\n"
-            time.sleep(0.004 * number)  # not a wait for something: another place in the work each time
+@contextmanager
+def promoting_without_end(store: Store) -> Iterator[None]:
+    """Another process promotes a small and a large sample in turn, until it is killed."""
+    with subprocess.Popen(
+        [sys.executable, "-c", ENDLESS, store.folder], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        try:
+            yield
+        finally:
             os.kill(process.pid, signal.SIGKILL)
+
+
+def test_who_reads_during_a_promotion_sees_the_old_file_or_the_new_one(store: Store) -> None:
+    path = promote(store, stored(100.0))
+    sizes = set()
+    with promoting_without_end(store):
+        deadline = time.monotonic() + 30
+        for _ in range(20_000):
+            text = path.read_bytes()
+            assert text.endswith(b"]}\n")
+            sizes.add(len(text))
+            if time.monotonic() > deadline:
+                break
+    assert len(sizes) > 2  # there was something to see
+
+
+def test_a_promotion_that_is_killed_never_leaves_a_part_of_a_file(store: Store) -> None:
+    for number in range(6):
+        with promoting_without_end(store):
+            time.sleep(0.005 * number)  # not a wait for something: another place in the work each time
         assert [len(case.launches) in (1, 400) for case in read(store)] in ([], [True, True])
     promote(store, stored(100.0))  # and the lock of the dead is no lock
     assert read(store)

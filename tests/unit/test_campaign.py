@@ -1,5 +1,6 @@
 """What is launched, in which order, and when it ends: on a simulated rig whose truth is known."""
 
+import math
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -17,7 +18,7 @@ from perf.gate import judge as judge_samples
 from perf.record import Measurement, SuiteRecord
 from perf.sample import throughputs
 from perf.verdict import FIRST_LOOK, judge, measurements, rule, sample
-from tests.unit.simulated import SimulatedRig, failed, measured, relation, select, stored, suite
+from tests.unit.simulated import SimulatedRig, failed, launch, measured, relation, select, stored, suite
 
 QUIET = (99.9, 100.0, 100.1, 100.0)
 STORE = tuple(stored(*QUIET, variant=name, level=level) for name in ("baseline", "eagle3") for level in (1, 8))
@@ -65,6 +66,15 @@ def test_only_what_is_not_decided_is_launched_again_and_only_up_to_the_next_look
     ]
     assert set(rig.launched[4:]) == {("eagle3", (8,))}
     assert times_measured(done)["eagle3", 8] in looks(FIRST_LOOK, 8)[1:]
+
+
+def test_between_two_looks_nothing_is_judged_however_clear_it_has_become() -> None:
+    """Its third launch would do; every look beyond the schedule would cost certainty that was not paid for."""
+    store = (stored(*(100 * math.exp(0.01 * step) for step in (-1.5, -1, -0.5, 0, 0, 0.5, 1, 1.5))),)
+    state = replace(suite(store=store), family=4)
+    word = [judge(replace(state, launches=(launch(measured(100.0)),) * count))[0].word for count in (FIRST_LOOK, 3)]
+    assert word == [Word.INCONCLUSIVE, Word.PASS]
+    assert len(SimulatedRig(truth=steady).run(state).launches) == 4
 
 
 @pytest.mark.parametrize("cap", [1, 2, 3, 5, 8])
