@@ -15,8 +15,8 @@ from perf.trace import Counters
 #: A control call that takes longer is not going to answer; between rounds it would only cost rig-minutes.
 CALL_TIMEOUT_S = 10.0
 
-#: SGLang 0.5.23 counts a request by the time its last event is sent (300 of 300 readings on a CPU); a server that hands its
-#: counts between processes may be later. Waited for at most this long, and only while the count is short.
+#: SGLang 0.5.23 counts a request by the time its last event is sent (300 of 300 readings on a CPU). A server that hands
+#: its counts between processes may be later: waited for at most this long, and only while the count is short.
 COUNTER_SETTLE_S = 5.0
 COUNTER_POLL_S = 0.1
 
