@@ -10,7 +10,7 @@ from perf import record, report
 from perf.baseline import Store
 from perf.files import FileError
 from perf.gate import Word, worst
-from perf.promotion import PromotionError, promote
+from perf.promotion import DEFAULT_BASELINES, DEFAULT_CAMPAIGNS, PromotionError, command, promote
 from perf.record import Campaign, SuiteRecord
 from perf.text import percent, printable, throughput
 from perf.verdict import Verdict, judge
@@ -59,13 +59,13 @@ def parser() -> argparse.ArgumentParser:
     for verb in (promote_, check):
         verb.add_argument("campaign", nargs="?", metavar="CAMPAIGN", help="its id or folder (default: the newest)")
         verb.add_argument("--baselines", type=Path, metavar="DIR", help="the store (default: baselines)")
-        verb.add_argument("--campaign-dir", type=Path, default=Path(".perf/campaigns"), metavar="DIR")
+        verb.add_argument("--campaign-dir", type=Path, default=DEFAULT_CAMPAIGNS, metavar="DIR")
     return whole
 
 
 def _promote(options: argparse.Namespace) -> int:
     campaign = record.read(record.find(options.campaign_dir, options.campaign))
-    store = Store(options.baselines or Path("baselines"))
+    store = Store(options.baselines or DEFAULT_BASELINES)
     outcome = promote(campaign, store, reason=options.reason, pattern=options.case, add=options.add)
     for case, old, new, launches in outcome.promoted:
         change = "" if old is None else f" ({percent(new / old - 1)})"
@@ -85,7 +85,7 @@ def _check(options: argparse.Namespace) -> int:
     words: list[Word] = []
     for suite in campaign.suites:
         judged = judge(suite if options.baselines is None else _against(suite, Store(options.baselines)))
-        _print(suite, judged, campaign, folder)
+        _print(suite, judged, campaign, folder, command(folder, options.baselines or DEFAULT_BASELINES))
         words += [verdict.word for verdict in judged if report.word(verdict) != "ADVISORY"]
     if not words:
         print("nothing in this campaign is gated")
@@ -105,13 +105,13 @@ def _against(suite: SuiteRecord, store: Store) -> SuiteRecord:
     )
 
 
-def _print(suite: SuiteRecord, judged: tuple[Verdict, ...], campaign: Campaign, folder: Path) -> None:
+def _print(suite: SuiteRecord, judged: tuple[Verdict, ...], campaign: Campaign, folder: Path, promote: str) -> None:
     print(f"{suite.name} on {suite.rig_id}, campaign {campaign.id}\n")
     print(report.table(judged))
     print(f"\n{report.tally(judged)}\n")
     for verdict in judged:
         if not report.passes(verdict) or verdict.word is Word.IMPROVED:
-            print(f"{verdict.id}\n{report.screen(verdict, campaign.id, str(folder))}\n")
+            print(f"{verdict.id}\n{report.screen(verdict, promote, str(folder))}\n")
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ from perf.baseline import Store
 from perf.files import FileError
 from perf.gate import Word
 from perf.measure import Bench, Show, api_key
+from perf.promotion import command
 from perf.record import Campaign, CaseRecord, LaunchRecord, Measurement, RelationRecord, SuiteRecord
 from perf.redaction import Secrets
 from perf.rig import EMULATED_RIG_ID, Rig, probe
@@ -327,6 +328,17 @@ class Session:
         self.errors: dict[str, str] = {}
         self.whole = True
 
+    @property
+    def promote(self) -> str:
+        """The command that promotes this campaign."""
+        return command(self._folder(), self.settings.baselines)
+
+    @property
+    def shown(self) -> str:
+        """The campaign's folder as a user would type it."""
+        folder = self._folder()
+        return str(folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder)
+
     def judged(self, item: PerfItem) -> Judged:
         """The verdict of an item; measures its suite first where that has not been done. Fails where it cannot be."""
         if item.suite is None or item.subject is None:
@@ -348,7 +360,7 @@ class Session:
             )
         return Judged(
             verdict=found,
-            screen=report.screen(found, self._campaign().id, str(self._folder())),
+            screen=report.screen(found, self.promote, self.shown),
             throughputs=taken,
         )
 
@@ -597,11 +609,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         write(report.tally(verdicts))
         for found in verdicts:
             if found.word is Word.IMPROVED:
-                write(report.screen(found, bench.campaign.id, str(bench.folder)))
+                write(report.screen(found, bench.promote, bench.shown))
         if any(found.word is Word.NO_BASELINE for found in verdicts) and not each.advisory:
-            write(f'record what has no baseline: python -m perf promote {bench.campaign.id} --reason "first baseline"')
+            write(f'record what has no baseline: {bench.promote} --reason "first baseline"')
     state = "" if bench.campaign.complete else " (not complete: it cannot be promoted)"
-    write(f"campaign {bench.folder}{state}")
+    write(f"campaign {bench.shown}{state}")
 
 
 def _show(config: pytest.Config) -> Show:

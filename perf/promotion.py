@@ -1,7 +1,9 @@
 """Promotion: a campaign's launches become stored baselines, and never without a person's reason."""
 
 import fnmatch
+import shlex
 from dataclasses import dataclass
+from pathlib import Path
 
 from perf.baseline import Store
 from perf.files import to_json, write_text
@@ -9,6 +11,10 @@ from perf.gate import Word
 from perf.record import Campaign, SuiteRecord, now_utc
 from perf.sample import SCHEMA, Promotion, StoredCase, are_comparable, geometric_mean, throughputs
 from perf.verdict import SIMULATED_ACCEPTANCE, CaseVerdict, judge, measurements, sample
+
+#: Where `python -m perf` looks, from the current folder.
+DEFAULT_BASELINES = Path("baselines")
+DEFAULT_CAMPAIGNS = Path(".perf/campaigns")
 
 MAX_REASON = 500
 
@@ -25,6 +31,13 @@ class Outcome:
 
     promoted: tuple[tuple[str, float | None, float, int], ...]
     refused: tuple[tuple[str, str], ...]
+
+
+def command(folder: Path, baselines: Path) -> str:
+    """The command that promotes a campaign to a store, as it works from the current folder."""
+    campaign = folder.name if folder.parent.resolve() == DEFAULT_CAMPAIGNS.resolve() else shlex.quote(str(folder))
+    store = "" if baselines.resolve() == DEFAULT_BASELINES.resolve() else f" --baselines {shlex.quote(str(baselines))}"
+    return f"python -m perf promote {campaign}{store}"
 
 
 def promote(campaign: Campaign, store: Store, *, reason: str, pattern: str | None, add: bool) -> Outcome:

@@ -49,21 +49,24 @@ def tally(verdicts: Sequence[Verdict]) -> str:
     return f"{counts}; overall {worst(gated)}" if gated else counts
 
 
-def screen(verdict: Verdict, campaign: str, folder: str) -> str:
-    """Everything a reader of one verdict needs: what happened, what was seen, what to do."""
+def screen(verdict: Verdict, promote: str, folder: str) -> str:
+    """Everything a reader of one verdict needs: what happened, what was seen, what to do.
+
+    `promote` is the command that promotes this campaign, `folder` where its logs lie.
+    """
     lines = _case_screen(verdict) if isinstance(verdict, CaseVerdict) else _relation_screen(verdict)
     if verdict.advisory:
         lines.append(_line("advisory", verdict.advisory))
     if word(verdict) in (Word.REGRESSED, Word.VIOLATED, Word.INVALID):
         lines += [_line("server log", f"{folder}/{launch}/server.log") for launch in verdict.logs]
     if not verdict.advisory:
-        lines += _advice(verdict, campaign)
+        lines += _advice(verdict, promote)
     return "\n".join(lines)
 
 
-def _advice(verdict: Verdict, campaign: str) -> list[str]:
+def _advice(verdict: Verdict, promote: str) -> list[str]:
     """What to do where the verdict is meant to be so."""
-    promote = f'python -m perf promote {campaign} --case "{verdict.id}" --reason'
+    promote = f'{promote} --case "{verdict.id}" --reason'
     match verdict.word:
         case Word.REGRESSED:
             return [f'  If the loss is intended: {promote} "why"']

@@ -46,7 +46,8 @@ PROBE_TIMEOUT_S = 5.0
 # Adds at most this much to `start_s`, and is no load.
 POLL_INTERVAL_S = 0.1
 MAX_MODELS_BYTES = 1 << 20
-MAX_ANSWER_BYTES = 200  # of a body in a message
+MAX_ANSWER_BYTES = 4096  # read of a body for a message; redacted whole, then cut to MAX_SHOWN
+MAX_SHOWN = 240  # characters of an answer in a message
 MAX_TAIL_BYTES = 65536
 MAX_TAIL_COLUMNS = 400
 
@@ -207,13 +208,13 @@ def launch(spec: ServerSpec, log_path: Path, *, grace_s: float = STOP_GRACE_S) -
             if seen is not None:
                 raise process.error(
                     f"not ready after {start_s:.0f} s (ready_timeout_s = {spec.ready_timeout_s:g}); "
-                    f"last seen on port {port}: {secrets.redact(seen)}"
+                    f"last seen on port {port}: {secrets.redact(seen)[:MAX_SHOWN]}"
                 )
             notes = process.check_owner(port)
             try:
                 model = spec.model or _first_model(client)
             except _NoModelError as error:
-                raise process.error(secrets.redact(str(error))) from error
+                raise process.error(secrets.redact(str(error))[: 2 * MAX_SHOWN]) from error
         undo.pop_all()
     return Server(
         name=spec.name,
@@ -267,11 +268,11 @@ def attach(
     with _client(address, authorization) as client:
         seen = _wait_ready(client, ready_path, ready_timeout_s, never)
         if seen is not None:
-            raise ServerError(f"{address} not ready after {ready_timeout_s:g} s: {secrets.redact(seen)}")
+            raise ServerError(f"{address} not ready after {ready_timeout_s:g} s: {secrets.redact(seen)[:MAX_SHOWN]}")
         try:
             model = model or _first_model(client)
         except _NoModelError as error:
-            raise ServerError(f"{address}: {secrets.redact(str(error))}") from error
+            raise ServerError(f"{address}: {secrets.redact(str(error))[: 2 * MAX_SHOWN]}") from error
     return Server(
         name=address,
         base_url=address,
@@ -379,7 +380,7 @@ def _first_model(client: httpx2.Client) -> str:
         name = _Models.model_validate_json(body).data[0].id
     except ValidationError as error:
         start = _printable(body[:MAX_ANSWER_BYTES].decode(errors="replace"))
-        raise _NoModelError(f"{MODELS_PATH} names no model but answers {start!r}: {advice}") from error
+        raise _NoModelError(f"{MODELS_PATH} names no model: {advice}; it answers {start!r}") from error
     if not name.isprintable():
         raise _NoModelError(f"{MODELS_PATH} names a model with control characters, {name!r}: {advice}")
     return name

@@ -7,7 +7,7 @@ reference in docs/suite-files.md all come from them.
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Literal
@@ -61,12 +61,15 @@ class Gate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variant:
-    """A named way to run the server; `command` still holds `{port}` and `{python}`."""
+    """A named way to run the server; `command` still holds `{port}` and `{python}`.
+
+    What may hold secrets is not in `repr()`.
+    """
 
     name: str
-    command: tuple[str, ...]
+    command: tuple[str, ...] = field(repr=False)
     python: str | None
-    env: tuple[tuple[str, str], ...]
+    env: tuple[tuple[str, str], ...] = field(repr=False)
     ready_path: str
     ready_timeout_s: float
     model: str | None
@@ -615,7 +618,7 @@ def reference() -> tuple[tuple[str, str, str], ...]:
         ("variants.NAME", _VariantTable),
         ("expect[]", _ExpectTable),
     ):
-        for name, field in table.model_fields.items():
-            default = "" if field.default in (None, [], {}) else _toml(field.default)
-            rows.append((f"{prefix}.{name}", "required" if field.is_required() else default, str(field.description)))
+        for name, key in table.model_fields.items():
+            default = "" if key.default in (None, [], {}) else _toml(key.default)
+            rows.append((f"{prefix}.{name}", "required" if key.is_required() else default, str(key.description)))
     return tuple(rows)

@@ -63,6 +63,7 @@ ALLOWED: dict[str, set[str]] = {
         "gate",
         "load",
         "measure",
+        "promotion",
         "record",
         "redaction",
         "report",

@@ -21,6 +21,7 @@ from tests.unit.simulated import FAILED, failed, launch, measured, relation, sto
 GOLDEN = Path(__file__).parent / "golden"
 
 CAMPAIGN = "20260201-020000"
+PROMOTE = f"python -m perf promote {CAMPAIGN}"
 FOLDER = f".perf/campaigns/{CAMPAIGN}"
 
 STORE = stored(2975.0, 2990.0, 2984.0, 2987.0, level=16, variant="eagle3", acceptance=2.88, reason="fast verify, #42")
@@ -143,7 +144,7 @@ def every_word() -> SuiteRecord:
 def texts() -> Iterator[tuple[str, str]]:
     """Every golden file's name and what it should hold."""
     for name, state in SCREENS.items():
-        yield f"{name}.txt", report.screen(only(state), CAMPAIGN, FOLDER) + "\n"
+        yield f"{name}.txt", report.screen(only(state), PROMOTE, FOLDER) + "\n"
     verdicts = judge(every_word())
     yield "table.txt", f"{report.table(verdicts)}\n\n{report.tally(verdicts)}\n"
     yield "table.md", report.table(verdicts, form="github") + "\n"
@@ -166,7 +167,7 @@ def test_every_verdict_has_a_golden_screen_and_stands_in_the_golden_table() -> N
 @pytest.mark.parametrize("name", SCREENS)
 def test_a_screen_begins_with_its_word_and_every_line_of_it_is_harmless(name: str) -> None:
     verdict = only(SCREENS[name])
-    lines = report.screen(verdict, CAMPAIGN, FOLDER).splitlines()
+    lines = report.screen(verdict, PROMOTE, FOLDER).splitlines()
     assert lines[0].startswith(f"{report.word(verdict)}  ")
     assert all(line.isprintable() and line == line.rstrip() for line in lines)
 
@@ -176,14 +177,14 @@ def test_what_fails_ends_with_what_to_do(name: str) -> None:
     verdict = only(SCREENS[name])
     if report.passes(verdict):
         return
-    text = report.screen(verdict, CAMPAIGN, FOLDER)
+    text = report.screen(verdict, PROMOTE, FOLDER)
     assert any(
         hint in text for hint in ("python -m perf promote", "server.log", "--perf-", "[[expect]]", "quiet the rig")
     )
 
 
 def test_a_percentage_is_shown_only_where_it_means_something() -> None:
-    undecided = report.screen(only(SCREENS["inconclusive"]), CAMPAIGN, FOLDER)
+    undecided = report.screen(only(SCREENS["inconclusive"]), PROMOTE, FOLDER)
     assert "%" not in next(line for line in undecided.splitlines() if "output throughput" in line)
     table = report.table(judge(every_word()))
     cells = {line.split()[0]: line for line in table.splitlines()[2:]}
@@ -205,7 +206,7 @@ def test_an_advisory_case_that_cannot_be_believed_fails_all_the_same() -> None:
 
 def test_nothing_advisory_is_offered_for_promotion() -> None:
     for state in SCREENS.values():
-        text = report.screen(only(replace(state, advisory="shown, never gated")), CAMPAIGN, FOLDER)
+        text = report.screen(only(replace(state, advisory="shown, never gated")), PROMOTE, FOLDER)
         assert "python -m perf promote" not in text
 
 
@@ -219,17 +220,15 @@ def test_a_tally_counts_words_and_says_the_worst() -> None:
 def test_the_commands_of_a_screen_name_the_campaign_and_the_case() -> None:
     verdict = only(SCREENS["regressed"])
     assert isinstance(verdict, CaseVerdict)
-    assert f'python -m perf promote {CAMPAIGN} --case "{verdict.id}" --reason "why"' in report.screen(
-        verdict, CAMPAIGN, FOLDER
-    )
-    assert f"{FOLDER}/eagle3-2/server.log" in report.screen(verdict, CAMPAIGN, FOLDER)
+    assert f'{PROMOTE} --case "{verdict.id}" --reason "why"' in report.screen(verdict, PROMOTE, FOLDER)
+    assert f"{FOLDER}/eagle3-2/server.log" in report.screen(verdict, PROMOTE, FOLDER)
     violated = only(SCREENS["violated"])
     assert isinstance(violated, RelationVerdict)
-    assert f"{FOLDER}/baseline-3/server.log" in report.screen(violated, CAMPAIGN, FOLDER)
+    assert f"{FOLDER}/baseline-3/server.log" in report.screen(violated, PROMOTE, FOLDER)
 
 
 def test_the_reason_of_a_failure_is_told_with_its_numbers() -> None:
-    assert FAILED.seen in report.screen(only(SCREENS["invalid"]), CAMPAIGN, FOLDER)
+    assert FAILED.seen in report.screen(only(SCREENS["invalid"]), PROMOTE, FOLDER)
 
 
 def write_goldens() -> None:

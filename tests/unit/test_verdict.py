@@ -29,7 +29,7 @@ def verdict(state: SuiteRecord) -> CaseVerdict:
 
 
 def screen(found: CaseVerdict) -> str:
-    return report.screen(found, "20260201-020000", "campaigns/20260201-020000")
+    return report.screen(found, "python -m perf promote 20260201-020000", "campaigns/20260201-020000")
 
 
 def moved(found: CaseVerdict) -> str:
