@@ -321,7 +321,7 @@ class Session:
         self.settings = config.stash[_SETTINGS]
         self.items = items
         self.show = _show(config)
-        self.rerun = bool(config.getoption("lf", False) or config.getoption("failedfirst", False))
+        self.rerun = bool(config.getoption("lf", False))
         self.folder: Path | None = None
         self.campaign: Campaign | None = None
         self.verdicts: dict[str, Verdict] = {}

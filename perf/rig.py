@@ -62,7 +62,7 @@ def probe() -> Rig:
         try:
             driver = _string(pynvml.nvmlSystemGetDriverVersion())
             handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-            gpus = _visible(tuple(_gpu(handle) for handle in handles), os.environ.get("CUDA_VISIBLE_DEVICES"))
+            gpus = visible(tuple(_gpu(handle) for handle in handles), os.environ.get("CUDA_VISIBLE_DEVICES"))
         except pynvml.NVMLError as error:
             note = f"the GPUs cannot be read: NVML answers {error}"
         finally:
@@ -89,7 +89,7 @@ def _gpu(handle: object) -> Gpu:
     )
 
 
-def _visible(gpus: tuple[Gpu, ...], setting: str | None) -> tuple[Gpu, ...]:
+def visible(gpus: tuple[Gpu, ...], setting: str | None) -> tuple[Gpu, ...]:
     """What CUDA_VISIBLE_DEVICES leaves, by index or by the beginning of a UUID, as CUDA reads it: up to the first
     entry that names no device."""
     if setting is None:
