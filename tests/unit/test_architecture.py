@@ -54,7 +54,8 @@ ALLOWED: dict[str, set[str]] = {
     },
     # A server of its own, which knows nothing of who measures it.
     "emulator_engine": set(),
-    "emulator": {"emulator_engine"},
+    "emulator_wire": {"emulator_engine"},
+    "emulator": {"emulator_engine", "emulator_wire"},
     # The two ways in.
     "plugin": {
         "baseline",
