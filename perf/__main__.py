@@ -109,6 +109,8 @@ def _print(suite: SuiteRecord, judged: tuple[Verdict, ...], campaign: Campaign, 
     print(f"{suite.name} on {suite.rig_id}, campaign {campaign.id}\n")
     print(report.table(judged))
     print(f"\n{report.tally(judged)}\n")
+    if remarks := report.remarks(judged, ((launch.name, launch.notes) for launch in suite.launches)):
+        print(f"{remarks}\n")
     for verdict in judged:
         if not report.passes(verdict) or verdict.word is Word.IMPROVED:
             print(f"{verdict.id}\n{report.screen(verdict, promote, str(folder))}\n")

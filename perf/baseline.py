@@ -15,6 +15,9 @@ from pytest_benchmark.stats import Stats
 
 from perf.files import FileError, read_json, to_json, write_text
 from perf.sample import SCHEMA, StoredCase, are_comparable, geometric_mean, is_sound, throughputs
+from perf.text import printable
+
+_RESTORE = "restore the file from version control, or promote again"
 
 #: Two promotions at once wait for each other; a promotion takes milliseconds.
 LOCK_TIMEOUT_S = 30.0
@@ -57,7 +60,9 @@ class Store:
             raise FileError(f"{path}: cannot be read as a baseline file: {error.strerror}") from error
         cases = tuple(benchmark.extra_info for benchmark in read_json(path, _ADAPTER, "a baseline file").benchmarks)
         for case in cases:
-            _believe(case, path)
+            _believe(case, path, f"{suite}/{variant}")
+        if len({case.level for case in cases}) != len(cases):
+            raise FileError(f"{path}: a level stands twice, as after a merge; {_RESTORE}")
         return cases
 
     def promote(self, rig_id: str, suite: str, variant: str, cases: tuple[StoredCase, ...], *, add: bool) -> Path:
@@ -71,6 +76,8 @@ class Store:
             self.folder.mkdir(parents=True, exist_ok=True)
             with FileLock(self.folder / ".lock", timeout=LOCK_TIMEOUT_S):
                 levels = {case.level: case for case in self.read(rig_id, suite, variant)}
+                for left in path.parent.glob(f".{path.name}.*.tmp"):  # of a promotion that was killed: ours is the lock
+                    left.unlink(missing_ok=True)
                 for case in cases:
                     levels[case.level] = _succeed(levels.get(case.level), case, add=add)
                 write_text(path, _render(rig_id, suite, variant, [levels[level] for level in sorted(levels)]))
@@ -83,12 +90,15 @@ class Store:
         return path
 
 
-def _believe(case: StoredCase, path: Path) -> None:
+def _believe(case: StoredCase, path: Path, place: str) -> None:
     if not is_sound(case):
         raise FileError(
-            f"{path}: level {case.level}: a stored sample must be launches of positive numbers, promoted, under schema "
-            f"{SCHEMA}; restore the file from version control or promote again"
+            f"{path}: level {case.level}: a stored sample must be different launches of positive numbers, promoted, "
+            f"under schema {SCHEMA}; {_RESTORE}"
         )
+    head, _, level = case.case.rpartition("/c")
+    if head != place or level.lstrip("0") != str(case.level):
+        raise FileError(f"{path}: holds {printable(case.case, 120)}, which belongs elsewhere; {_RESTORE}")
 
 
 def _succeed(old: StoredCase | None, new: StoredCase, *, add: bool) -> StoredCase:

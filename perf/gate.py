@@ -137,7 +137,7 @@ def judge(
     ends = sorted((direction * lo, direction * hi))
     return Judgement(
         word=word,
-        change=math.expm1(direction * estimate),
+        change=_expm1(direction * estimate),
         lo=_expm1(ends[0]),
         hi=_expm1(ends[1]),
         before=math.exp(first.mean),

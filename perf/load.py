@@ -9,7 +9,7 @@ import asyncio
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from types import TracebackType
@@ -20,8 +20,8 @@ import httpx2
 import openai
 from openai.types.chat import ChatCompletionMessageParam
 
-from perf.stream import MAX_DETAIL, read_answer
-from perf.trace import Failure, FailureName, RequestTrace, Round
+from perf.stream import read_answer, refusal
+from perf.trace import MAX_DETAIL, Failure, FailureName, RequestTrace, Round
 from perf.workload import Endpoint, PlannedRequest, RoundPlan
 
 #: How often a running round is looked at: is the server alive, and what may be shown.
@@ -31,6 +31,15 @@ WATCH_INTERVAL_S = 0.25
 #: A connection idle for longer is not used again: uvicorn closes its own after 5 s, and a request that meets the
 #: closing would fail.
 KEEPALIVE_S = 1.0
+
+#: The most bytes of an answer that are kept: so many, and so many more for each token asked for. An event of SGLang's
+#: with usage is 450 bytes a token; ten times that is another kind of answer, and many of them would fill the memory.
+ANSWER_BYTES = 64 * 1024
+ANSWER_BYTES_PER_TOKEN = 4 * 1024
+
+#: The body of an answer with another status than 200 is read for its message only: so much of it, for so long.
+REFUSAL_BYTES = 64 * 1024
+REFUSAL_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +107,32 @@ async def _depart(_: httpx2.Request) -> None:
     departure.sent_s = time.perf_counter()
 
 
+class _RefusedError(Exception):
+    """An answer with another status than 200; what it says."""
+
+    def __init__(self, status: int, body: bytes) -> None:
+        super().__init__(status)
+        self.status = status
+        self.body = body
+
+
+async def _refuse(response: httpx2.Response) -> None:
+    """The HTTP client's hook for the head of an answer. Only 200 is an answer.
+
+    The openai package would take any 2xx for one, and read the body of any other to its end, which may never come.
+    """
+    if response.status_code == httpx2.codes.OK:
+        return
+    body = b""
+    with suppress(TimeoutError, httpx2.HTTPError, aiohttp.ClientError):
+        async with asyncio.timeout(REFUSAL_S):
+            async for piece in response.aiter_raw():
+                body += piece[: REFUSAL_BYTES - len(body)]
+                if len(body) >= REFUSAL_BYTES:
+                    break
+    raise _RefusedError(response.status_code, body)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Exchange:
     """What was seen of one request before anything was decoded. Times are of the process clock."""
@@ -157,7 +192,7 @@ class Client:
         return self._runner.run(self._run(plan.level, plan.index, plan.measured, requested_tokens, died, show))
 
     def warm_up(self, plan: RoundPlan, requested_tokens: int, *, died: Callable[[], bool] = lambda: False) -> Round:
-        """Ask the warm-up requests of a round. What fails there fails in the round too, and is judged there."""
+        """Ask the warm-up requests of a round; where one fails, the server is not warm: the caller has to judge."""
         level = max(1, min(plan.level, len(plan.warmup)))
         return self._runner.run(self._run(level, plan.index, plan.warmup, requested_tokens, died, lambda _: None))
 
@@ -230,7 +265,7 @@ class Client:
         loop = asyncio.get_running_loop()
         _DEPARTURE.set(departure)
         deadline = loop.time() + self.limits.request_s
-        begun = 0
+        begun, size, most = 0, 0, ANSWER_BYTES + ANSWER_BYTES_PER_TOKEN * tokens
         try:
             async with asyncio.timeout_at(min(deadline, loop.time() + self.limits.first_token_s)) as limit:
                 async with self._open(client, request, tokens) as response:
@@ -239,6 +274,11 @@ class Client:
                     else:
                         async for piece in response.iter_bytes():
                             reads.append((clock(), piece))
+                            size += len(piece)
+                            if size > most:
+                                detail = f"more than {most:,} bytes for {tokens:,} tokens"
+                                failure = Failure(name=FailureName.MALFORMED, detail=detail)
+                                break
                             if count := piece.count(b"data:"):
                                 tally.chunks += count
                                 begun += count
@@ -252,8 +292,8 @@ class Client:
                 if begun > 1 and loop.time() < deadline
                 else Failure(name=FailureName.TIMEOUT, detail=f"no answer within {clock() - departure.sent_s:.1f} s")
             )
-        except openai.APIStatusError as error:
-            failure = Failure(name=FailureName.HTTP_ERROR, status=error.status_code, detail=_body(error))
+        except _RefusedError as error:
+            failure = Failure(name=FailureName.HTTP_ERROR, status=error.status, detail=refusal(error.body))
         except openai.APIConnectionError as error:
             failure = _unconnected(error)
         except httpx2.HTTPError as error:
@@ -324,7 +364,7 @@ class Client:
                         trust_env=False,
                         follow_redirects=False,
                         headers={"Accept-Encoding": "identity"},
-                        event_hooks={"request": [_depart]},
+                        event_hooks={"request": [_depart], "response": [_refuse]},
                         timeout=httpx2.Timeout(limits.request_s, connect=limits.connect_s),
                         limits=httpx2.Limits(
                             max_connections=self._connections,
@@ -368,17 +408,11 @@ def _decode(exchange: _Exchange, tokens: int, zero: float) -> RequestTrace:
 def _unreadable(headers: httpx2.Headers) -> str | None:
     kind = headers.get("content-type", "")
     if not kind.lower().startswith("text/event-stream"):
-        return f'not an event stream: content-type "{kind[:80]}"'
+        return f'not an event stream: content-type "{kind}"'[:MAX_DETAIL]
     coding = headers.get("content-encoding", "identity")
     if coding.lower() != "identity":
-        return f'the body is compressed ("{coding[:40]}") though it was asked not to be'
+        return f'the body is compressed though it was asked not to be: content-encoding "{coding}"'[:MAX_DETAIL]
     return None
-
-
-def _body(error: openai.APIStatusError) -> str:
-    """The server's own words, where its error body has them."""
-    message = error.body.get("message") if isinstance(error.body, dict) else None
-    return (message if isinstance(message, str) and message else error.message)[:MAX_DETAIL]
 
 
 def _unconnected(error: openai.APIConnectionError) -> Failure:

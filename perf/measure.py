@@ -11,11 +11,11 @@ from pathlib import Path
 from perf import load, metrics, server, validity
 from perf.files import FileError, to_json, write_text
 from perf.record import LaunchRecord, Measurement, RoundRecord, now_utc
-from perf.redaction import Redactor, Secrets
+from perf.redaction import Secrets
 from perf.sglang import Control
 from perf.suite import Suite, Variant
 from perf.text import printable
-from perf.trace import RequestTrace, Round
+from perf.trace import MAX_DETAIL, RequestTrace, Round
 from perf.validity import Observation, Reason
 
 #: Connections beyond the level: a request may begin before the one it follows has let go of its connection.
@@ -26,8 +26,9 @@ SPARE_CONNECTIONS = 16
 DEATH_SETTLE_S = 1.0
 DEATH_POLL_S = 0.05
 
-#: An error text of this length or more may have been cut (load keeps a few hundred characters).
-WHOLE_DETAIL = 200
+#: How much of a text from a server stands in a record, in characters: of a name or version, and of an error.
+NAME_LENGTH = 200
+DETAIL_LENGTH = 300
 
 #: A key file larger than this is another file.
 MAX_KEY_BYTES = 64 * 1024
@@ -85,11 +86,18 @@ class Bench:
                 self.show.line(f"{name}: ready" + (f" after {running.start_s:.1f} s" if running.start_s else ""))
                 control = Control(running.base_url, running.authorization)
                 stack.callback(control.close)
-                launch = _Launch(self, variant, running, control, folder, hidden)
                 info = control.info()
-                record = replace(record, start_s=running.start_s, model=running.model, server_version=info.version)
+                record = replace(
+                    record,
+                    start_s=running.start_s,
+                    model=_name(running.model, hidden),
+                    server_version=_name(info.version, hidden),
+                )
+                speculative = variant.speculative or info.speculative_algorithm is not None
+                launch = _Launch(self, speculative, running, control, folder, hidden)
                 measured = launch.measure(levels)
-                record = replace(record, measurements=measured, notes=(*running.notes, *launch.notes))
+                notes = tuple(hidden.redact(note) for note in (*running.notes, *launch.notes))
+                record = replace(record, measurements=measured, notes=notes)
         except server.ServerError as error:
             reason = Reason(
                 name="server did not end" if record.measurements else "server did not start",
@@ -135,9 +143,13 @@ def api_key(variant: Variant, folder: Path) -> str | None:
     try:
         key = path.read_bytes()[:MAX_KEY_BYTES].decode("utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise FileError(f"variants.{variant.name}.api_key_file: {path} cannot be read: {error}") from error
+        why = "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else error.strerror
+        # Not the path: where the key itself was written in its place, it would be shown.
+        raise FileError(
+            f"variants.{variant.name}.api_key_file: the file cannot be read: {why}; see its path"
+        ) from error
     if not key:
-        raise FileError(f"variants.{variant.name}.api_key_file: {path} is empty")
+        raise FileError(f"variants.{variant.name}.api_key_file: the file is empty; write the key into it")
     return key
 
 
@@ -147,14 +159,14 @@ class _Launch:
     def __init__(
         self,
         bench: Bench,
-        variant: Variant,
+        speculative: bool,
         running: server.Server,
         control: Control,
         folder: Path,
         hidden: Secrets,
     ) -> None:
         self.bench = bench
-        self.variant = variant
+        self.speculative = speculative
         self.running = running
         self.control = control
         self.folder = folder
@@ -200,7 +212,11 @@ class _Launch:
         )
         self.bench.show.live(f"{label}: warm-up")
         if plan.warmup:
-            client.warm_up(plan, tokens, died=self._is_dead)
+            warmed = _redacted(client.warm_up(plan, tokens, died=self._is_dead), self.hidden)
+            failed = any(request.failure for request in warmed.requests)
+            if reasons := validity.check_warmup(warmed, self._death(suspected=failed)):
+                self.bench.show.line(f"{label}: INVALID: {reasons[0].name}")
+                return RoundRecord(index=index, summary=None, reasons=reasons)
         self.control.flush_cache()
         before = self.control.counters()
         measured = client.run_round(
@@ -209,16 +225,15 @@ class _Launch:
         expected = sum(request.output_tokens or 0 for request in measured.requests)
         after = self.control.settled_counters(before, expected)
         measured = _redacted(measured, self.hidden)
-        counted = None if before is None or after is None else after.since(before)
-        reasons = validity.check(
-            Observation(
-                round=measured,
-                counted=counted,
-                speculative=self.variant.speculative,
-                level_must_be_reached=suite.workload.level_must_be_reached,
-                death=self._death(suspected=any(request.failure for request in measured.requests)),
-            )
+        observation = Observation(
+            round=measured,
+            before=before,
+            after=after,
+            speculative=self.speculative,
+            level_must_be_reached=suite.workload.level_must_be_reached,
+            death=self._death(suspected=any(request.failure for request in measured.requests)),
         )
+        reasons, counted = validity.check(observation), observation.counted
         self._keep(measured, counted=None if counted is None else asdict(counted))
         summary = metrics.summarize(measured, verify_steps=None if counted is None else counted.verify_steps)
         outcome = f"INVALID: {reasons[0].name}" if reasons else "no numbers"
@@ -265,19 +280,26 @@ def _brief(request: RequestTrace) -> dict[str, object]:
 
 
 def _redacted(measured: Round, hidden: Secrets) -> Round:
-    """A server's error may quote the key it was sent; where the error was cut, the key may have been."""
+    """Whatever text of the server's a request keeps: it may quote the key that it was sent."""
 
     def clean(request: RequestTrace) -> RequestTrace:
-        if request.failure is None:
-            return request
-        detail = request.failure.detail
-        if len(detail) < WHOLE_DETAIL:
-            detail = hidden.redact(detail)
-        else:  # without the end, which may be the beginning of a secret
-            detail = Redactor(hidden).feed(detail.encode("utf-8", "surrogatepass")).decode("utf-8", "surrogatepass")
-        return replace(request, failure=replace(request.failure, detail=detail))
+        failure = request.failure
+        if failure is not None:
+            failure = replace(failure, detail=_clean(failure.detail, hidden, DETAIL_LENGTH))
+        finish = None if request.finish_reason is None else _clean(request.finish_reason, hidden, NAME_LENGTH)
+        return replace(request, failure=failure, finish_reason=finish)
 
     return replace(measured, requests=tuple(clean(request) for request in measured.requests))
+
+
+def _clean(text: str, hidden: Secrets, limit: int) -> str:
+    """Cut only after secrets were replaced: half a secret is not found any more."""
+    return hidden.redact(text, cut=len(text) >= MAX_DETAIL)[:limit]
+
+
+def _name(text: str | None, hidden: Secrets) -> str | None:
+    """A model's name or a version, as a server gives it, for a record."""
+    return None if text is None else printable(hidden.redact(text), NAME_LENGTH)
 
 
 def _seen(error: server.ServerError, hidden: Secrets) -> str:

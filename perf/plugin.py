@@ -12,7 +12,7 @@ import signal
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,7 +32,7 @@ from perf.promotion import command
 from perf.record import Campaign, CaseRecord, LaunchRecord, Measurement, RelationRecord, SuiteRecord
 from perf.redaction import Secrets
 from perf.rig import EMULATED_RIG_ID, Rig, probe
-from perf.sample import throughputs
+from perf.sample import StoredCase, throughputs
 from perf.suite import Case, Relation, Suite, SuiteError
 from perf.text import printable
 from perf.validity import Reason
@@ -237,8 +237,12 @@ def _asks_for_cases(config: pytest.Config) -> bool:
 def _perf_items(config: pytest.Config, asked: Sequence[str]) -> Iterator[PerfItem]:
     base = config.invocation_params.dir if asked else config.rootpath
     seen: dict[str, Path] = {}
+    known: set[Path] = set()
     for name in asked or config.getini("perf_suite"):
         path = find_suite(name, base)
+        if path.resolve() in known:
+            continue  # given twice
+        known.add(path.resolve())
         try:
             loaded = suite.load(path)
         except SuiteError as error:
@@ -282,15 +286,17 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     problems = [item.problem for item in items if item.problem]
     if problems:
         raise pytest.UsageError("\n".join(problems))
+    if any("perf_item" in getattr(item, "fixturenames", ()) for item in session.items) and not items:
+        raise pytest.UsageError("no suite is named: give --perf-suite=PATH, or perf_suite in pytest.ini")
     if config.getoption("perf_suite") and not items and not hasattr(config, "workerinput"):
         raise pytest.UsageError(
             "--perf-suite was given, but no case of it is selected: add -m perf, and see -k and the paths given"
         )
     if not items:
         return
-    for option in ("benchmark_skip", "benchmark_disable"):
+    for option, switch in _EMPTY_SWITCHES.items():
         if config.getoption(option, False):
-            raise pytest.UsageError(f"--{option.replace('_', '-')} would measure nothing and look green: leave it out")
+            raise pytest.UsageError(f"{switch} would judge nothing and look green: leave it out")
     if config.stash[_SETTINGS].base_url is not None:
         variants = {name for item in items for name in _variants(item)}
         if len(variants) != 1:
@@ -298,6 +304,15 @@ def pytest_collection_finish(session: pytest.Session) -> None:
                 f"--perf-base-url is one running server: select exactly one variant with -k, "
                 f"seen {', '.join(sorted(variants))}"
             )
+
+
+#: Switches of pytest and pytest-benchmark, by their names in its configuration, under which no item is run.
+_EMPTY_SWITCHES = {
+    "benchmark_skip": "--benchmark-skip",
+    "benchmark_disable": "--benchmark-disable",
+    "setupplan": "--setup-plan",  # first: it sets the other too
+    "setuponly": "--setup-only",
+}
 
 
 def _variants(item: PerfItem) -> tuple[str, ...]:
@@ -321,12 +336,12 @@ class Session:
         self.settings = config.stash[_SETTINGS]
         self.items = items
         self.show = _show(config)
-        self.rerun = bool(config.getoption("lf", False))
+        self.rerun = bool(config.getoption("lf", False) or config.getoption("stepwise", False))
         self.folder: Path | None = None
         self.campaign: Campaign | None = None
         self.verdicts: dict[str, Verdict] = {}
         self.errors: dict[str, str] = {}
-        self.whole = True
+        self.told: set[str] = set()
 
     @property
     def promote(self) -> str:
@@ -365,10 +380,26 @@ class Session:
         )
 
     def finish(self) -> None:
-        """Everything was measured: only now is the campaign complete."""
-        if self.campaign is not None and self.whole:
-            self.campaign = replace(self.campaign, finished_at=record.now_utc(), complete=True)
-            record.save(self._folder(), self.campaign)
+        """The session ran to its end: only now is the campaign complete. Raises FileError.
+
+        A suite that was selected and not measured to its end is in it all the same, with the reason: whoever reads the
+        campaign later must not take the rest of it for the whole.
+        """
+        if self.campaign is None:
+            return
+        suites = {each.name: each for each in self.campaign.suites}
+        for chosen in {item.suite.name: item.suite for item in self.items if item.suite}.values():
+            problem = self.errors.get(chosen.name)
+            if chosen.name not in suites:
+                suites[chosen.name] = suite_record(
+                    chosen, self.items, self.settings, self.campaign.rig, {}, rerun=self.rerun
+                )
+                problem = problem or "the session ended before it was measured"
+            if problem is not None:
+                suites[chosen.name] = replace(suites[chosen.name], problem=problem)
+        done = replace(self.campaign, suites=tuple(suites.values()), finished_at=record.now_utc(), complete=True)
+        record.save(self._folder(), done)
+        self.campaign = done
 
     def _measure(self, chosen: Suite) -> None:
         rig = probe() if self.campaign is None else self.campaign.rig
@@ -396,9 +427,9 @@ class Session:
             self.campaign = replace(self._campaign(), suites=(*before, state))
             record.save(self._folder(), self.campaign)
 
-        start = suite_record(chosen, self.items, self.settings, rig, rerun=self.rerun)
+        stored = stored_cases(chosen, self.settings, rig)
+        start = suite_record(chosen, self.items, self.settings, rig, stored, rerun=self.rerun)
         save(start)
-        self.whole = False
         several = len({item.suite.name for item in self.items if item.suite}) > 1
         bench = Bench(
             suite=chosen,
@@ -418,7 +449,6 @@ class Session:
                 budget_s=None if minutes is None else 60 * minutes,
             )
         save(done)
-        self.whole = True
         self.verdicts |= {each.id: each for each in verdict.judge(done)}
 
     def _campaign(self) -> Campaign:
@@ -436,15 +466,30 @@ class _CannotMeasureError(Exception):
     """A suite that cannot be measured here."""
 
 
-def suite_record(chosen: Suite, items: Sequence[PerfItem], settings: Settings, rig: Rig, *, rerun: bool) -> SuiteRecord:
-    """What is known of a suite before its first launch, its stored baselines among it. Raises FileError."""
-    rig_id = EMULATED_RIG_ID if chosen.emulated else rig.id
+def _rig_id(chosen: Suite, rig: Rig) -> str:
+    return EMULATED_RIG_ID if chosen.emulated else rig.id
+
+
+def stored_cases(chosen: Suite, settings: Settings, rig: Rig) -> dict[tuple[str, int], StoredCase]:
+    """The stored baselines of a suite by variant and level. Raises FileError."""
     store = Store(settings.baselines)
-    stored = {
+    return {
         (variant.name, case.level): case
         for variant in chosen.variants
-        for case in store.read(rig_id, chosen.name, variant.name)
+        for case in store.read(_rig_id(chosen, rig), chosen.name, variant.name)
     }
+
+
+def suite_record(
+    chosen: Suite,
+    items: Sequence[PerfItem],
+    settings: Settings,
+    rig: Rig,
+    stored: Mapping[tuple[str, int], StoredCase],
+    *,
+    rerun: bool,
+) -> SuiteRecord:
+    """What is known of a suite before its first launch."""
     selected = {item.subject.id for item in items if item.subject is not None}
     advisory = None
     if settings.base_url is not None:
@@ -454,7 +499,7 @@ def suite_record(chosen: Suite, items: Sequence[PerfItem], settings: Settings, r
     return SuiteRecord(
         name=chosen.name,
         source=str(chosen.source),
-        rig_id=rig_id,
+        rig_id=_rig_id(chosen, rig),
         power_limits_w=() if chosen.emulated else rig.power_limits_w,
         margin=settings.margin or chosen.gate.margin,
         alpha=chosen.gate.alpha,
@@ -577,6 +622,18 @@ def judged(
     return found
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Note which verdicts an item really gave: only a call does, not its setup."""
+    subject = getattr(getattr(item, "callspec", None), "params", {}).get("perf_item")
+    bench = item.config.stash.get(_BENCH, None)
+    if call.when == "call" and bench is not None and isinstance(subject, PerfItem) and subject.subject:
+        bench.told.add(subject.subject.id)
+    return (yield)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_report_teststatus(report: pytest.TestReport | pytest.CollectReport) -> tuple[str, str, str] | None:
     """The category stays pytest's, so that messages are shown; only word and letter are the verdict's."""
@@ -587,10 +644,19 @@ def pytest_report_teststatus(report: pytest.TestReport | pytest.CollectReport) -
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int | pytest.ExitCode) -> None:
-    """A campaign is complete when its session ran to its end."""
+    """A campaign is complete when its session ran to its end. Who judged less than was selected is not green."""
     bench = session.config.stash.get(_BENCH, None)
     if bench is not None and exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
-        bench.finish()
+        try:
+            bench.finish()
+        except FileError as error:
+            bench.show.line(str(error))
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+    told = set() if bench is None else bench.told
+    owed = {item.subject.id for item in _selected(session) if item.subject} - told
+    if owed and exitstatus == pytest.ExitCode.OK and not session.config.getoption("collectonly"):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        _show(session.config).line(f"{len(owed)} selected cases were not judged, such as {min(owed)}: not a pass")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
@@ -607,6 +673,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         write(report.table(verdicts))
         write("")
         write(report.tally(verdicts))
+        if remarks := report.remarks(verdicts, ((launch.name, launch.notes) for launch in each.launches)):
+            write(remarks)
         for found in verdicts:
             if found.word is Word.IMPROVED:
                 write(report.screen(found, bench.promote, bench.shown))

@@ -4,6 +4,7 @@
 not complete is never judged against, promoted or compared. Verdicts are not stored: they are computed from what is.
 """
 
+import math
 import os
 import re
 from collections.abc import Iterator
@@ -103,7 +104,8 @@ class SuiteRecord:
     """One suite of a campaign: the rule it is judged by, its cases and its launches.
 
     `family` is how many verdicts share alpha, `max_launches` the cap of the looks. `power_limits_w` is the hard part of
-    the fingerprint that the rig's id does not hold. `rerun` says that only what failed before was measured.
+    the fingerprint that the rig's id does not hold. `rerun` says that only what failed before was measured, `problem`
+    why the suite could not be measured to its end: then all of it is INVALID.
     """
 
     name: str
@@ -123,6 +125,7 @@ class SuiteRecord:
     relations: tuple[RelationRecord, ...]
     launches: tuple[LaunchRecord, ...]
     stopped: str | None
+    problem: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,10 +156,13 @@ def now_utc() -> str:
 def create_folder(campaigns: Path) -> Path:
     """A fresh folder for a campaign, named by the time (UTC); two at once get two. Raises FileError."""
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+    try:
+        campaigns.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FileError(f"{campaigns}: cannot be created: {error.strerror}; see --perf-campaign-dir") from error
     for number in range(1, MAX_PER_SECOND):
         folder = campaigns / (stamp if number == 1 else f"{stamp}-{number}")
         try:
-            campaigns.mkdir(parents=True, exist_ok=True)
             folder.mkdir()
         except FileExistsError:
             continue
@@ -176,6 +182,10 @@ def read(folder: Path) -> Campaign:
     campaign = read_json(folder / FILE_NAME, _ADAPTER, "a campaign file")
     if campaign.id != folder.name:
         raise FileError(f"{folder}: its file says it is campaign {campaign.id[:40]!r}; give the folder back its name")
+    if campaign.complete != (campaign.finished_at is not None):
+        raise FileError(
+            f"{folder / FILE_NAME}: complete, but never finished: not as the suite writes it; measure again"
+        )
     for suite in campaign.suites:
         if problem := _problem(suite):
             raise FileError(f"{folder / FILE_NAME}: {problem}: not as the suite writes it; measure again")
@@ -196,8 +206,16 @@ def _problem(suite: SuiteRecord) -> str | None:
     ):
         return "the name of a case or relation"
     shares = (suite.margin, suite.alpha, suite.power)
-    if not all(0 < share < 1 for share in shares) or suite.family < 1 or suite.max_launches < 1:
+    if not all(0 < share < 1 for share in shares) or suite.power < 0.5 or not 1 <= suite.max_launches <= 1000:
         return "the rule it is judged by"
+    if suite.family != len(suite.cases) + len(suite.relations):
+        return "the number of its verdicts"
+    if any(
+        case.id != f"{suite.name}/{case.variant}/c{case.id.rpartition('/c')[2]}"
+        or case.id.rpartition("/c")[2].lstrip("0") != str(case.level)
+        for case in suite.cases
+    ):
+        return "a case whose id is another's"
     cases = {(case.variant, case.level) for case in suite.cases}
     if not {level for _, level in cases} <= dict(suite.requests).keys():
         return "a level without a number of requests"
@@ -211,8 +229,11 @@ def _problem(suite: SuiteRecord) -> str | None:
     if not all(case.stored is None or is_sound(case.stored) for case in suite.cases):
         return "a stored baseline without positive numbers"
     rounds = (each for launch in suite.launches for taken in launch.measurements for each in taken.rounds)
-    if not all(each.summary is None or each.summary.output_throughput > 0 for each in rounds):
-        return "a throughput that is not positive"
+    for numbers in (taken.summary for taken in rounds if taken.summary is not None):
+        if min(numbers.output_throughput, numbers.window_s) <= 0 or not math.isclose(
+            numbers.output_throughput * numbers.window_s, numbers.output_tokens, rel_tol=1e-6
+        ):
+            return "a throughput that is not its tokens by its time"
     return None
 
 

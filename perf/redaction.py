@@ -1,8 +1,9 @@
 """Keeps secrets out of logs, screens and records: finds the values, replaces them by `[secret]`.
 
-Found are the API key, command-line and environment values whose name says so, and passwords in URLs. A name
-is read by its words: `--admin-api-key` and `HF_TOKEN` hold secrets; `--tokenizer-path`, `--max-total-tokens`
-and `--ssl-keyfile` do not. It does not guess by the look of a value.
+Found are the API key, command-line and environment values whose name says so (an option's, a variable's, a header's, a
+key's in JSON), what follows `Bearer` or `Basic`, and passwords in URLs. A name is read by its words: `--admin-api-key`
+and `HF_TOKEN` hold secrets; `--tokenizer-path`, `--max-total-tokens` and `--ssl-keyfile` do not. It does not guess by
+the look of a value.
 """
 
 import json
@@ -23,7 +24,12 @@ NOT_SECRET = frozenset({"true", "false", "none", "null", "auto", "empty"})
 MAX_USERINFO = 1024
 
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
-_TELLING = ("secret", "password", "passwd", "passphrase", "credential", "apikey")
+_TELLING = ("secret", "password", "passwd", "passphrase", "credential", "apikey", "authorization", "cookie")
+_HEADER = re.compile(r"\s*([\w-]+):\s*(\S.*)", re.DOTALL)
+# Behind these words stands what opens the door, unless it is a word of prose ("basic implementation").
+_SCHEME = re.compile(
+    r"\b(?:[Bb]earer|BEARER|[Bb]asic|BASIC)\s+(?!(?:[A-Z]?[a-z]+)(?![\w.~+/=-]))([\w.~+/=-]{4,})", re.ASCII
+)
 _USERINFO_BYTE = rb"""[^\s/?#"'<>\\\x00-\x20\x7f]"""
 _USERINFO = rb"(?<=://)" + _USERINFO_BYTE + rb"{1,%d}(?=@)" % MAX_USERINFO
 _OPEN_USERINFO = re.compile(_USERINFO_BYTE + rb"{0,%d}" % MAX_USERINFO)
@@ -47,16 +53,21 @@ class Secrets:
         found = {api_key or ""}
         for hidden in _hidden_in_command(command):
             found.update(hidden)
-        found.update(value for name, value in env.items() if _holds_secret(name, value, anywhere=True))
+        for name, value in env.items():
+            found.update((value,) if _holds_secret(name, value, anywhere=True) else _hidden_in_value(value))
         for text in (*command, *env.values(), *urls):
             found.update(_url_passwords(text))
+            found.update(_SCHEME.findall(text))
         return cls(tuple(sorted(v for v in found if len(v) >= MIN_LENGTH and v.lower() not in NOT_SECRET)))
 
-    def redact(self, text: str) -> str:
-        """The text with every known secret, and the user part of any URL, replaced."""
+    def redact(self, text: str, *, cut: bool = False) -> str:
+        """The text with every known secret, and the user part of any URL, replaced.
+
+        Where the text was `cut`, an end that may be the beginning of a secret is left out.
+        """
         stream = Redactor(self)
         raw = text.encode("utf-8", "surrogatepass")
-        return (stream.feed(raw) + stream.finish()).decode("utf-8", "surrogatepass")
+        return (stream.feed(raw) + (b"" if cut else stream.finish())).decode("utf-8", "surrogatepass")
 
     def redact_argv(self, command: tuple[str, ...]) -> tuple[str, ...]:
         """A command to show or store: the values of secret options are hidden by place, however short."""
@@ -152,8 +163,10 @@ def _names_secret(name: str, *, anywhere: bool) -> bool:
     words = [word.lower() for word in _WORD.findall(name)]
     if not words or words[-1] in ("file", "path", "dir"):
         return False
-    if any(part in "".join(words) for part in _TELLING):
+    if any(part in "".join(words) for part in _TELLING) or words[-1] in ("auth", "bearer", "pass"):
         return True
+    if words[-1] == "pwd":
+        return len(words) > 1  # PWD itself is the working directory
     return not {"key", "keys", "token"}.isdisjoint(words if anywhere else words[-1:])
 
 
@@ -171,20 +184,45 @@ def _hidden_in_command(command: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
     first = False
     for argument in command:
         name, equals, value = argument.partition("=")
+        said = (*_hidden_in_value(argument), *_hidden_in_value(value))
         if option and not argument.startswith("--") and (first or not argument.startswith("-")):
-            hidden.append((argument,) if _holds_secret(option, argument, anywhere=False) else ())
+            hidden.append((argument,) if _holds_secret(option, argument, anywhere=False) else said)
             first = False
             continue
         option, first = "", True
         if re.search(r"\s", name):
-            hidden.append(tuple(_hidden_in_shell(argument)))
+            hidden.append((*said, *_hidden_in_shell(argument)))
         elif equals:
             secret = _holds_secret(name, value, anywhere=not name.startswith("-"))
-            hidden.append((value,) if secret else ())
+            hidden.append((value,) if secret else said)
         else:
-            hidden.append(())
+            hidden.append(said)
             option = argument if argument.startswith("-") and _names_secret(argument, anywhere=False) else ""
     return tuple(hidden)
+
+
+def _hidden_in_value(text: str) -> tuple[str, ...]:
+    """The secrets that a value names itself: `Authorization: ...`, `{"api_key": "..."}`."""
+    header = _HEADER.fullmatch(text)
+    if header and _holds_secret(header[1], header[2], anywhere=False):
+        return (header[2], *_SCHEME.findall(header[2]))
+    if not text.lstrip().startswith(("{", "[")):
+        return ()
+    try:
+        return tuple(_hidden_in_json(json.loads(text), ""))
+    except (ValueError, RecursionError):  # not JSON, whatever it looks like
+        return ()
+
+
+def _hidden_in_json(value: object, key: str) -> Iterator[str]:
+    if isinstance(value, dict):
+        for name, each in value.items():
+            yield from _hidden_in_json(each, name)
+    elif isinstance(value, list):
+        for each in value:
+            yield from _hidden_in_json(each, key)
+    elif isinstance(value, str) and _holds_secret(key, value, anywhere=False):
+        yield value
 
 
 def _hidden_in_shell(text: str) -> Iterator[str]:

@@ -1,6 +1,6 @@
 """From verdicts to text: the table and the screen of one verdict. Pure; computes nothing that is judged."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from tabulate import tabulate
 
@@ -47,6 +47,21 @@ def tally(verdicts: Sequence[Verdict]) -> str:
     counts = ", ".join(f"{words.count(each)} {each}" for each in dict.fromkeys(sorted(words)))
     gated = [verdict.word for verdict in verdicts if word(verdict) != "ADVISORY"]
     return f"{counts}; overall {worst(gated)}" if gated else counts
+
+
+def remarks(verdicts: Sequence[Verdict], launches: Iterable[tuple[str, tuple[str, ...]]]) -> str:
+    """What differs from the baselines, of cases that passed too, and what launches noted; each once, with where."""
+    seen: dict[str, list[str]] = {}
+    for verdict in verdicts:
+        for note in verdict.notes if isinstance(verdict, CaseVerdict) else ():
+            seen.setdefault(f"not as in the baseline: {note}", []).append(verdict.id.split("/", 1)[1])
+    for launch, notes in launches:
+        for note in notes:
+            seen.setdefault(printable(note), []).append(launch)
+    return "\n".join(
+        f"{note}  ({', '.join(where[:2])}{f' and {len(where) - 2} more' if len(where) > 2 else ''})"
+        for note, where in seen.items()
+    )
 
 
 def screen(verdict: Verdict, promote: str, folder: str) -> str:

@@ -62,11 +62,12 @@ class StoredCase:
 
 
 def is_sound(case: StoredCase) -> bool:
-    """Is it a sample that can be judged against: launches of finite positive numbers, promoted, under our schema?"""
+    """Can it be judged against: different launches of finite positive numbers, promoted, under our schema?"""
     return (
         case.schema == SCHEMA
         and bool(case.promotions)
         and bool(case.launches)
+        and len({(launch.campaign, launch.launch) for launch in case.launches}) == len(case.launches)
         and all(_is_sound(launch) for launch in case.launches)
     )
 

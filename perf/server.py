@@ -531,9 +531,12 @@ class _Process:
         else:
             why = ""
         strangers = sorted(pid for pid in listening - ours if pid is not None)
-        if strangers:
-            who = "; ".join(_described(pid, self._secrets) for pid in strangers)
-            raise self.error(f"a stranger answers on port {port}: pid {who}; stop it, or start again")
+        if strangers or listening == {None}:  # the kernel hides the owner of a socket only where it is another user
+            who = "; ".join(f"pid {_described(pid, self._secrets)}" for pid in strangers) or "a process of another user"
+            raise self.error(
+                f"a stranger answers on port {port}: {who}; stop it, or start again (a server that runs elsewhere, "
+                "such as in a container, is measured with --perf-base-url)"
+            )
         if not listening or None in listening:
             return (f"who listens on port {port} could not be determined{why}",)
         return ()

@@ -4,6 +4,9 @@ Every call here is a control call: made between rounds, never inside the measure
 endpoint answers None, not zero.
 """
 
+import asyncio
+import json
+import math
 import time
 from dataclasses import dataclass
 
@@ -12,7 +15,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from perf.trace import Counters
 
-#: A control call that takes longer is not going to answer; between rounds it would only cost rig-minutes.
+#: A control call that takes longer, from connecting to the last byte, is not going to answer; between rounds it would
+#: only cost rig-minutes.
 CALL_TIMEOUT_S = 10.0
 
 #: SGLang 0.5.23 counts a request by the time its last event is sent (300 of 300 readings on a CPU). A server that hands
@@ -44,13 +48,17 @@ class Control:
 
     def __init__(self, base_url: str, authorization: str | None) -> None:
         headers = {"Authorization": authorization} if authorization else {}
-        self._client = httpx2.Client(
+        self._runner = asyncio.Runner()  # only a loop can end a call that drips
+        self._client = httpx2.AsyncClient(
             base_url=base_url, headers=headers, timeout=CALL_TIMEOUT_S, trust_env=False, follow_redirects=False
         )
 
     def close(self) -> None:
         """Give the connection back."""
-        self._client.close()
+        try:
+            self._runner.run(self._client.aclose())
+        finally:
+            self._runner.close()
 
     def flush_cache(self) -> bool:
         """Empty the prefix cache; False where the server cannot."""
@@ -68,7 +76,7 @@ class Control:
         return ServerInfo(version=None, speculative_algorithm=None)
 
     def counters(self) -> Counters | None:
-        """The server's counters now; None where it has none."""
+        """The server's counters now; None where it has none. One that is no count (negative, NaN, endless) is None."""
         text = self._text("GET", "/metrics")
         if text is None:
             return None
@@ -81,8 +89,8 @@ class Control:
                         totals[name] = totals.get(name, 0.0) + sample.value
         except ValueError:  # not Prometheus text: no counters of SGLang's
             return None
-        counted = {name: int(value) for name, value in totals.items()}
-        return Counters(**counted) if counted else None
+        counted = {name: int(value) for name, value in totals.items() if math.isfinite(value) and value >= 0}
+        return Counters(**counted) if totals else None
 
     def settled_counters(self, before: Counters | None, generated: int) -> Counters | None:
         """The counters once they show `generated` tokens since `before`, or as they are after COUNTER_SETTLE_S."""
@@ -99,23 +107,31 @@ class Control:
             time.sleep(COUNTER_POLL_S)
 
     def _get_json(self, path: str) -> dict[str, object] | None:
+        text = self._text("GET", path)
         try:
-            response = self._client.get(path)
-            if response.status_code != 200 or len(response.content) > MAX_BODY_BYTES:
-                return None
-            value: object = response.json()
-        except (httpx2.HTTPError, ValueError, RecursionError):
+            value: object = None if text is None else json.loads(text)
+        except (ValueError, RecursionError):
             return None
         return value if isinstance(value, dict) else None
 
     def _text(self, method: str, path: str) -> str | None:
+        """The body of an answer with status 200; None for another, a broken, a too long or a too late one."""
         try:
-            response = self._client.request(method, path)
-        except httpx2.HTTPError:
+            body = self._runner.run(self._body(method, path))
+        except (httpx2.HTTPError, TimeoutError):
             return None
-        if response.status_code != 200 or len(response.content) > MAX_BODY_BYTES:
-            return None
-        return response.text
+        return None if body is None else body.decode("utf-8", errors="replace")
+
+    async def _body(self, method: str, path: str) -> bytes | None:
+        body = bytearray()
+        async with asyncio.timeout(CALL_TIMEOUT_S), self._client.stream(method, path) as response:
+            if response.status_code != httpx2.codes.OK:
+                return None
+            async for piece in response.aiter_bytes():
+                body += piece
+                if len(body) > MAX_BODY_BYTES:
+                    return None
+        return bytes(body)
 
 
 def _text_of(value: object) -> str | None:

@@ -9,10 +9,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from perf.trace import Failure, FailureName
-
-#: How much of a body or message from outside is kept in a failure, in characters.
-MAX_DETAIL = 300
+from perf.trace import MAX_DETAIL, Failure, FailureName
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,16 +104,21 @@ def read_answer(reads: Sequence[tuple[float, bytes]], *, requested_tokens: int, 
                 else Failure(name=FailureName.TRUNCATED, detail="the connection broke within an event")
             )
             break
-        error = chunk.get("error")
-        if error or isinstance(error, dict) or "error" in (chunk.get("object"), event.type):
-            answer.failure = Failure(name=FailureName.ERROR_IN_STREAM, detail=_message(error or chunk))
+        choice = _first_choice(chunk)
+        error = _error(chunk, choice)
+        if error is not None or event.type == "error":
+            answer.failure = Failure(name=FailureName.ERROR_IN_STREAM, detail=message_of(error or chunk))
             break
         total = _read_usage(chunk, answer)
-        choice = _first_choice(chunk)
         if choice is None:
             continue
         finish = choice.get("finish_reason")
         if isinstance(finish, str) and finish:
+            finish = finish[:MAX_DETAIL]
+            if answer.finish_reason not in (None, finish):
+                seen = f'finish_reason "{answer.finish_reason}", and then "{finish}"'
+                answer.failure = Failure(name=FailureName.MALFORMED, detail=seen[:MAX_DETAIL])
+                break
             answer.finish_reason = finish
         # A chunk counts as tokens where it carries text; behind the first text also where only the count rose
         # (a token without text, such as an end-of-sequence token that `ignore_eos` goes past).
@@ -135,17 +137,20 @@ def read_answer(reads: Sequence[tuple[float, bytes]], *, requested_tokens: int, 
 
 
 def _settle_counts(answer: Answer, finish_s: float | None) -> None:
-    """Make the counts of the chunks add up to the usage, or have none.
+    """Make the counts of the chunks add up to the usage, or have none; and let no token be later than the last time.
 
-    Tokens without text behind the last text are in no chunk; they came with the finish chunk at the latest.
+    Tokens without text behind the last text are in no chunk; they came with the finish chunk at the latest. Without
+    counts nobody knows whether there are any, so that the finish chunk is the last token's time.
     """
-    counts, total = answer.chunk_tokens, answer.output_tokens
+    counts, total, times = answer.chunk_tokens, answer.output_tokens, answer.chunk_times_s
     if not counts or total is None or sum(counts) > total:
         answer.chunk_tokens = None
+        if times and finish_s is not None and finish_s > times[-1]:
+            times.append(finish_s)
         return
     missing = total - sum(counts)
-    if missing and finish_s is not None and finish_s >= answer.chunk_times_s[-1]:
-        answer.chunk_times_s.append(finish_s)
+    if missing and finish_s is not None and finish_s >= times[-1]:
+        times.append(finish_s)
         counts.append(missing)
     else:
         counts[-1] += missing
@@ -164,7 +169,7 @@ def _failure(answer: Answer, requested: int, *, ended_clean: bool) -> Failure | 
         return Failure(
             name=FailureName.WRONG_LENGTH,
             detail=f"asked for {requested} tokens, got {answer.output_tokens} with finish_reason "
-            f'"{(answer.finish_reason or "")[:40]}"',
+            f'"{answer.finish_reason}"',
         )
     if not answer.chunk_times_s:
         return Failure(name=FailureName.MALFORMED, detail=f"{answer.output_tokens} tokens by usage, but no text")
@@ -213,6 +218,27 @@ def _count(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
 
 
-def _message(error: object) -> str:
+def _error(chunk: dict[str, object], choice: dict[str, object] | None) -> object:
+    """The error that a chunk is or bears, None where it is none. Servers put it in one of four places."""
+    for holder in (chunk, choice or {}):
+        error = holder.get("error")
+        if error or isinstance(error, dict):
+            return error or holder
+    if chunk.get("object") == "error":
+        return chunk
+    if "choices" not in chunk and "usage" not in chunk and (chunk.get("message") or chunk.get("errors")):
+        return chunk
+    return None
+
+
+def message_of(error: object) -> str:
+    """The server's own words for an error, where it has them, else the whole."""
     message = error.get("message") if isinstance(error, dict) else None
-    return (message if isinstance(message, str) else json.dumps(error))[:MAX_DETAIL]
+    return (message if isinstance(message, str) and message else json.dumps(error))[:MAX_DETAIL]
+
+
+def refusal(body: bytes) -> str:
+    """What the body of an answer with another status than 200 says, in the server's own words if it has them."""
+    text = body.decode("utf-8", errors="replace")
+    value = _object(text)
+    return text[:MAX_DETAIL] if value is None else message_of(value.get("error") or value)

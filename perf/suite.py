@@ -361,7 +361,8 @@ def _explain(detail: ErrorDetails) -> str:
     allowed = table.model_fields[field].description if field else "a table"
     if detail["type"] == "missing":
         return f"{place}: missing; needed: {allowed}"
-    return f"{place}: seen {_toml(detail['input'])}; allowed: {allowed}"
+    shown = _kind if field in _MAY_HOLD_SECRETS else _toml
+    return f"{place}: seen {shown(detail['input'])}; allowed: {allowed}"
 
 
 def _locate(loc: tuple[int | str, ...]) -> tuple[str, type[_Table], str | None]:
@@ -404,6 +405,23 @@ def _toml(value: object) -> str:
     except (ValueError, RecursionError):  # a number of thousands of digits, tables nested thousandfold
         return "a value too large to be shown"
     return text if len(text) <= 80 else text[:77] + "..."
+
+
+#: Values of these keys are never shown: a key pasted into the wrong place must not stand in a build's log.
+_MAY_HOLD_SECRETS = ("command", "args", "env", "api_key_env", "api_key_file", "variants")
+
+
+def _kind(value: object) -> str:
+    """What a value is, without the value."""
+    if value in ("", [], {}):
+        return _toml(value)
+    if isinstance(value, str):
+        return f"a text of {len(value)} characters"
+    if isinstance(value, list):
+        return f"a list of {len(value)}"
+    if isinstance(value, dict):
+        return f"a table of {len(value)}"
+    return "true or false" if isinstance(value, bool) else "a number" if isinstance(value, int | float) else "a time"
 
 
 class _Resolver:
@@ -533,7 +551,7 @@ class _Resolver:
             raise SuiteError(f"{self.source}: {where}: missing; needed: {_allowed(_VariantTable, 'command')}")
         whole = (*command, *args)
         if not any("{port}" in part for part in whole):
-            raise self.error(where, _toml(list(whole)), _allowed(_VariantTable, "command"))
+            raise self.error(where, f"{_kind(list(whole))} without {{port}}", _allowed(_VariantTable, "command"))
         merged = _VariantTable.model_validate(settings)
         return Variant(
             name=name,
@@ -571,7 +589,7 @@ class _Resolver:
         for name, value in env.items():
             if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) or "\x00" in value:
                 raise self.error(
-                    _dotted(("variants", variant, "env", name)), _toml(value), _allowed(_VariantTable, "env")
+                    _dotted(("variants", variant, "env", name)), _kind(value), _allowed(_VariantTable, "env")
                 )
         return env
 

@@ -2,11 +2,15 @@
 
 Times are seconds on one monotonic clock whose zero is the round's own (the first request is sent near 0.0).
 A chunk here is a piece of the stream that carried text, whatever number of tokens it packs: the role-only chunk,
-the finish chunk, the usage chunk and `[DONE]` are not among them.
+the usage chunk and `[DONE]` are not among them, the finish chunk only where tokens may have come without text.
 """
 
 from dataclasses import dataclass
 from enum import StrEnum
+
+#: How much of a text from outside is kept in a trace, in characters. Far more than is ever shown: it is cut to that only
+#: after secrets were replaced in it, since half a secret is not found any more.
+MAX_DETAIL = 4096
 
 
 class FailureName(StrEnum):
@@ -66,7 +70,7 @@ class RequestTrace:
 
     @property
     def last_token_s(self) -> float | None:
-        """When the last text arrived (not the usage chunk, not `[DONE]`)."""
+        """When the last token had arrived: with the last text, or the finish chunk (never usage, never `[DONE]`)."""
         return self.chunk_times_s[-1] if self.chunk_times_s else None
 
 

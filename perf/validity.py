@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from perf.text import printable, share
 from perf.trace import Counters, Round
@@ -28,22 +28,49 @@ class Reason:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """What is known of one round beside its requests. `counted` is the server's own count over the window."""
+    """What is known of one round beside its requests: the server's counters before and after it, and its death."""
 
     round: Round
-    counted: Counters | None
+    before: Counters | None
+    after: Counters | None
     speculative: bool
     level_must_be_reached: bool
     death: str | None
+
+    @property
+    def counted(self) -> Counters | None:
+        """The server's own count over the window."""
+        return None if self.before is None or self.after is None else self.after.since(self.before)
 
 
 def check(seen: Observation) -> tuple[Reason, ...]:
     """Every reason not to believe the round; none is needed for a round that may be believed."""
     return tuple(
         reason
-        for reasons in (_died(seen), _failed(seen), _level(seen), _disagree(seen), _cached(seen), _acceptance(seen))
+        for reasons in (
+            _died(seen.death),
+            _failed(seen),
+            _level(seen),
+            _lost(seen),
+            _disagree(seen),
+            _cached(seen),
+            _acceptance(seen),
+        )
         for reason in reasons
     )
+
+
+def check_warmup(warmup: Round, death: str | None) -> tuple[Reason, ...]:
+    """Why the round behind this warm-up must not be measured; none where every request was served."""
+    failures = _failures(warmup)
+    if failures is None and len(warmup.requests) == warmup.planned_requests:
+        return ()
+    reason = Reason(
+        name="warm-up failed",
+        seen=failures or f"{len(warmup.requests)} of {warmup.planned_requests} requests were made",
+        advice="a server that is not warm would be measured cold: read the server log",
+    )
+    return (*_died(death), reason)
 
 
 def level_never_reached(level: int, requests: int) -> Reason | None:
@@ -57,21 +84,27 @@ def level_never_reached(level: int, requests: int) -> Reason | None:
     )
 
 
-def _died(seen: Observation) -> Iterator[Reason]:
-    if seen.death is not None:
-        yield Reason(name="server died", seen=seen.death, advice="read the server log")
+def _died(death: str | None) -> Iterator[Reason]:
+    if death is not None:
+        yield Reason(name="server died", seen=death, advice="read the server log")
+
+
+def _failures(asked: Round) -> str | None:
+    failures = [request.failure for request in asked.requests if request.failure is not None]
+    if not failures:
+        return None
+    kinds = Counter(failure.label for failure in failures)
+    most = ", ".join(f"{count} x {label}" for label, count in kinds.most_common(3))
+    return (
+        f"{len(failures)} of {asked.planned_requests} requests failed in round {asked.index + 1} "
+        f"({most}; first: {printable(failures[0].detail, 200)})"
+    )
 
 
 def _failed(seen: Observation) -> Iterator[Reason]:
-    failures = [request.failure for request in seen.round.requests if request.failure is not None]
-    if failures:
-        kinds = Counter(failure.label for failure in failures)
-        most = ", ".join(f"{count} x {label}" for label, count in kinds.most_common(3))
+    if failures := _failures(seen.round):
         yield Reason(
-            name="requests failed",
-            seen=f"{len(failures)} of {seen.round.planned_requests} requests failed in round {seen.round.index + 1} "
-            f"({most}; first: {printable(failures[0].detail, 200)})",
-            advice="a partial round is not comparable: read the server log",
+            name="requests failed", seen=failures, advice="a partial round is not comparable: read the server log"
         )
     elif len(seen.round.requests) != seen.round.planned_requests:
         yield Reason(
@@ -88,6 +121,24 @@ def _level(seen: Observation) -> Iterator[Reason]:
             yield reason
 
 
+def _lost(seen: Observation) -> Iterator[Reason]:
+    """A counter that was there and is gone, fell, or is no number any more: what it was to show is not known."""
+    if seen.before is None or seen.death is not None:
+        return
+    after, counted = seen.after or Counters(), seen.counted or Counters()
+    lost: list[str] = []
+    for counter in fields(Counters):
+        was, now, count = (getattr(each, counter.name) for each in (seen.before, after, counted))
+        if was is not None and count is None:
+            lost.append(f"{counter.name} {was:,} before the round, {'none' if now is None else f'{now:,}'} after it")
+    if lost:
+        yield Reason(
+            name="server counters unusable",
+            seen="; ".join(lost),
+            advice="the server or a part of it began anew, or its /metrics does not answer: read the server log",
+        )
+
+
 def _disagree(seen: Observation) -> Iterator[Reason]:
     counted = None if seen.counted is None else seen.counted.generated
     ours = _output_tokens(seen.round)
@@ -102,22 +153,18 @@ def _disagree(seen: Observation) -> Iterator[Reason]:
 
 
 def _cached(seen: Observation) -> Iterator[Reason]:
-    """Prompt tokens from the cache, by usage where the server reports them there, else by its counter."""
+    """Prompt tokens from the cache, by usage or by the server's counter, whichever says more."""
     requests = seen.round.requests
     prompt = sum(request.prompt_tokens or 0 for request in requests)
-    if not prompt:
-        return
+    counter = 0 if seen.counted is None else seen.counted.cached or 0
+    cached = max(counter, sum(request.cached_tokens or 0 for request in requests))
+    unknown = any(request.cached_tokens and not request.prompt_tokens for request in requests)
     allowed = sum(min(TEMPLATE_TOKENS, (request.prompt_tokens or 0) // 2) for request in requests)
-    if any(request.cached_tokens is not None for request in requests):
-        cached = sum(request.cached_tokens or 0 for request in requests)
-    elif seen.counted is not None and seen.counted.cached is not None:
-        cached = seen.counted.cached
-    else:
-        return
-    if cached - allowed > MAX_CACHED_SHARE * prompt:
+    if unknown or cached - allowed > MAX_CACHED_SHARE * prompt:
+        of = f"{prompt:,} prompt tokens" if prompt else "an unknown number of prompt tokens"
         yield Reason(
             name="prefix cache hits",
-            seen=f"{cached:,} of {prompt:,} prompt tokens came from the cache ({share(cached / prompt)})",
+            seen=f"{cached:,} of {of} came from the cache" + (f" ({share(cached / prompt)})" if prompt else ""),
             advice="measured prompts must be new to the server: flush its cache, and share it with nobody",
         )
 

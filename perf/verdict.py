@@ -212,6 +212,8 @@ def sample(campaign: str, launch: LaunchRecord, measurement: Measurement) -> Lau
 
 
 def _reasons(suite: SuiteRecord, case: CaseRecord, taken: list[Measurement]) -> tuple[Reason, ...]:
+    if suite.problem is not None:
+        return (Reason(name="not measured", seen=suite.problem, advice="put that right, and measure again"),)
     found = tuple(reason for measurement in taken for reason in measurement.all_reasons)
     if found:
         return found

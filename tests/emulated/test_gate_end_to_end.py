@@ -131,6 +131,12 @@ def test_a_faster_server_is_improved_and_passes_and_prints_how_to_record_it(fast
         assert f'--case "{item.case}" --reason "why"' in faster.run.out
 
 
+def test_what_differs_from_the_baseline_is_said_of_cases_that_pass_too(desk: Desk, faster: Measured) -> None:
+    note = "not as in the baseline: command: now with --slowdown all:-0.25, was with nothing more"
+    assert f"{note}  (plain/c001, plain/c002)" in faster.run.out
+    assert note in desk.perf("check", faster.folder.name, store=False).out
+
+
 def test_a_promotion_replaces_the_stored_baseline_of_the_case_it_names_alone(desk: Desk, faster: Measured) -> None:
     stored = json.loads(next(desk.baselines.glob("emulated/gate/plain.json")).read_text())["benchmarks"]
     campaigns = {each["name"]: {one["campaign"] for one in each["extra_info"]["launches"]} for each in stored}

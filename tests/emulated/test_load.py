@@ -31,6 +31,9 @@ POLL_S = 0.02
 #: Limits that a test waits out. Far above what a stub needs to answer on a busy machine.
 SHORT_S = 1.0
 
+#: A flood is so many pieces of 64 KiB: 2 GiB, which take longer to send than a test may last.
+FLOOD_PIECES = 32 * 1024
+
 TURNS = (
     Message(role="system", content="You write Python."),
     Message(role="user", content='Sort "\u65e5\u672c"\n\tand <tags>.'),
@@ -178,6 +181,19 @@ async def garble(_: Stub, writer: asyncio.StreamWriter) -> None:
     await writer.drain()
     await asyncio.sleep(0.1)
     writer.write(b"data: {}\n\n")
+
+
+def flood(*pieces: bytes) -> Respond:
+    """The given bytes, and behind them more than anybody should keep."""
+
+    async def respond(server: Stub, writer: asyncio.StreamWriter) -> None:
+        await answer(*pieces)(server, writer)
+        with suppress(ConnectionError):
+            for _ in range(FLOOD_PIECES):
+                writer.write(chunked(b"x" * 64 * 1024))
+                await writer.drain()
+
+    return respond
 
 
 async def drip(_: Stub, writer: asyncio.StreamWriter) -> None:
@@ -395,11 +411,16 @@ WIRE_FAILURES: dict[str, tuple[Respond, str, str]] = {
         "http_307",
         "",
     ),
-    "an endless error body": (
+    "an error body without end": (
         then_silence(head("text/plain", status="500 Internal Server Error") + chunked(b"x" * 1000)),
-        "timeout",
-        "",
+        "http_500",
+        "x" * 1000,
     ),
+    "an endless error body": (flood(head("text/plain", status="500 Internal Server Error")), "http_500", "x" * 1000),
+    "an endless stream": (flood(head(), *map(chunked, SOME)), "malformed", "more than 81,920 bytes for 4 tokens"),
+    "an endless comment": (flood(head(), chunked(b":")), "malformed", "more than 81,920 bytes for 4 tokens"),
+    "201": (answer(head(status="201 Created") + b"".join(map(chunked, GOOD)) + END), "http_201", ""),
+    "206": (answer(head(status="206 Partial Content") + b"".join(map(chunked, GOOD)) + END), "http_206", ""),
     "reset before an answer": (then_reset(), "connection", ""),
     "closed before an answer": (then_close(), "connection", ""),
     "reset within the head": (then_reset(b"HTTP/1.1 200 OK\r\n"), "connection", ""),

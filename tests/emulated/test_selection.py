@@ -91,12 +91,45 @@ def test_a_suite_of_which_nothing_is_selected_is_refused(desk: Desk, suite: Path
     assert nothing_happened(desk)
 
 
-@pytest.mark.parametrize("option", ["--benchmark-skip", "--benchmark-disable"])
+@pytest.mark.parametrize("option", ["--benchmark-skip", "--benchmark-disable", "--setup-only", "--setup-plan"])
 def test_options_that_would_measure_nothing_are_refused(desk: Desk, suite: Path, option: str) -> None:
     run = desk.measure(suite, option)
     assert run.code == USAGE
-    assert f"{option} would measure nothing" in run.error
+    assert f"{option} would judge nothing" in run.error
     assert nothing_happened(desk)
+
+
+def test_a_selected_case_that_is_not_judged_is_not_green(desk: Desk, suite: Path) -> None:
+    """Whatever keeps an item from being run, here a plugin that skips it."""
+    (desk.folder / "skipper.py").write_text(
+        "import pytest\n"
+        "def pytest_runtest_setup(item):\n"
+        "    if 'perf_item' in item.fixturenames:\n"
+        "        pytest.skip('not today')\n"
+    )
+    run = desk.measure(suite, "-p", "skipper", env={"PYTHONPATH": str(desk.folder)})
+    assert run.code == 1, run.screen
+    assert "1 selected cases were not judged, such as small/served/c002: not a pass" in run.screen
+
+
+def test_a_suite_given_twice_is_measured_once(desk: Desk, suite: Path) -> None:
+    run = desk.pytest("-m", "perf", f"--perf-suite={suite}", f"--perf-suite={suite}", "tests/perf", "--co", "-q")
+    assert len(collected(run)) == 1
+
+
+def test_check_does_not_take_a_session_without_its_gpu_suite_for_a_pass(desk: Desk, suite: Path) -> None:
+    needy = desk.suite({"served": desk.stranger()}, name="needy", workload=SHORT, suite='requires = "gpu"\ngpus = 1')
+    run = desk.pytest(
+        "-m", "perf", f"--perf-suite={suite}", f"--perf-suite={needy}", "tests/perf", env={"CUDA_VISIBLE_DEVICES": ""}
+    )
+    assert run.code == 1
+    check = desk.perf("check")
+    assert check.code == 3
+    assert "needy needs 1 GPUs" in check.out
+    promoted = desk.perf("promote", "--reason", "first baseline")
+    assert promoted.code == 1
+    assert "refused   needy/served/c002: INVALID: not measured" in promoted.out
+    assert "promoted  small/served/c002" in promoted.out
 
 
 def test_workers_of_xdist_are_refused(desk: Desk, suite: Path) -> None:

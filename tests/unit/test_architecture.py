@@ -30,7 +30,7 @@ ALLOWED: dict[str, set[str]] = {
     # Files.
     "files": set(),
     "record": {"files", "metrics", "rig", "sample", "suite", "validity"},
-    "baseline": {"files", "sample"},
+    "baseline": {"files", "sample", "text"},
     "promotion": {"baseline", "files", "gate", "record", "sample", "verdict"},
     # The world.
     "rig": set(),

@@ -168,7 +168,9 @@ cases = st.builds(
     env=st.lists(st.tuples(texts, texts), max_size=3).map(tuple),
     model=st.none() | texts,
     server_version=st.none() | texts,
-    launches=st.lists(launch_samples(), min_size=1, max_size=3).map(tuple),
+    launches=st.lists(
+        launch_samples(), min_size=1, max_size=3, unique_by=lambda each: (each.campaign, each.launch)
+    ).map(tuple),
     promotions=st.lists(promotions, min_size=1, max_size=3).map(tuple),
 )
 
@@ -294,6 +296,23 @@ def test_a_foreign_file_is_an_error(store: Store, foreign: str) -> None:
     assert "not a baseline file" in damaged(store, foreign)
 
 
+def test_a_level_that_stands_twice_as_after_a_merge_is_an_error(store: Store) -> None:
+    head, line, end = good(store).partition('  {"group"')
+    one = (line + end).rstrip().removesuffix("]}").rstrip()
+    assert "a level stands twice" in damaged(store, f"{head}{one},\n{one}\n]}}\n")
+
+
+def test_a_case_of_another_variant_is_an_error(store: Store) -> None:
+    assert "belongs elsewhere" in damaged(store, good(store).replace("sim/baseline/c001", "sim/eagle3/c001"))
+
+
+def test_one_launch_copied_is_no_larger_sample(store: Store) -> None:
+    text = good(store)
+    start = text.index('"launches": [') + len('"launches": [')
+    end = text.index('], "promotions"')
+    assert "different launches" in damaged(store, f"{text[:end]}, {text[start:end]}{text[end:]}")
+
+
 @pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity", "1e999"])
 def test_a_number_that_is_no_number_is_an_error(store: Store, value: str) -> None:
     assert "finite number" in damaged(store, good(store).replace("[123.25]", f"[{value}]"))
@@ -302,8 +321,8 @@ def test_a_number_that_is_no_number_is_an_error(store: Store, value: str) -> Non
 @pytest.mark.parametrize("value", ["[0.0]", "[-1.0]", "[]", "[1.0, 2.0]"])
 def test_a_sample_that_is_none_is_an_error(store: Store, value: str) -> None:
     assert damaged(store, good(store).replace("[123.25]", value)) == (
-        "level 1: a stored sample must be launches of positive numbers, promoted, under schema 1; "
-        "restore the file from version control or promote again"
+        "level 1: a stored sample must be different launches of positive numbers, promoted, under schema 1; "
+        "restore the file from version control, or promote again"
     )
 
 

@@ -203,13 +203,20 @@ def with_stored(case: StoredCase) -> SuiteRecord:
     [
         (replace(full(), margin=0.0), "the rule it is judged by"),
         (replace(full(), alpha=1.5), "the rule it is judged by"),
-        (replace(full(), family=0), "the rule it is judged by"),
+        (replace(full(), power=1e-308), "the rule it is judged by"),
+        (replace(full(), family=0), "the number of its verdicts"),
+        (replace(full(), cases=full().cases[1:]), "the number of its verdicts"),
+        (replace(suite(), cases=(replace(suite().cases[0], level=7),)), "a case whose id is another's"),
+        (replace(suite(), cases=(replace(suite().cases[0], variant="other"),)), "a case whose id is another's"),
         (replace(full(), max_launches=0), "the rule it is judged by"),
         (replace(full(), requests=()), "a level without a number of requests"),
         (suite(relations=(relation("baseline", "nobody"),)), "a relation between cases that are not in it"),
         (suite(relations=(relation("baseline", "baseline", level=99),)), "a relation between cases that are not in it"),
         (suite(relations=(relation("baseline", "baseline", at_least=0.0),)), "a relation with a factor"),
-        (replace(suite(relations=(relation("a", "b"),)), cases=()), "a relation between cases that are not in it"),
+        (
+            replace(suite(relations=(relation("a", "b"),)), cases=(), family=1),
+            "a relation between cases that are not in it",
+        ),
         (with_stored(replace(STORE, launches=())), "a stored baseline without positive numbers"),
         (with_stored(replace(STORE, promotions=())), "a stored baseline without positive numbers"),
         (
@@ -222,10 +229,15 @@ def test_a_suite_that_cannot_be_judged_is_refused(tmp_path: Path, hostile: Suite
     assert problem in refused(tmp_path, campaign(hostile))
 
 
-def test_a_throughput_that_is_not_positive_is_refused(tmp_path: Path) -> None:
+def test_a_campaign_that_is_complete_but_never_finished_is_refused(tmp_path: Path) -> None:
+    assert "complete, but never finished" in refused(tmp_path, replace(campaign(suite()), finished_at=None))
+
+
+@pytest.mark.parametrize("value", ["0.0", "124.25"])
+def test_a_throughput_that_is_not_its_tokens_by_its_time_is_refused(tmp_path: Path, value: str) -> None:
     text = (written(tmp_path, campaign(suite(launches=(launch(measured(123.25)),)))) / record.FILE_NAME).read_text()
-    broken = re.sub(r'"output_throughput": 123.25', '"output_throughput": 0.0', text)
-    assert "a throughput that is not positive" in refused(tmp_path, broken)
+    broken = re.sub(r'"output_throughput": 123.25', f'"output_throughput": {value}', text)
+    assert "a throughput that is not its tokens by its time" in refused(tmp_path, broken)
 
 
 def test_a_file_that_is_missing_or_no_file_is_an_error(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from perf.metrics import summarize
-from perf.stream import MAX_DETAIL, Answer, Event, events, read_answer
-from perf.trace import FailureName, RequestTrace, Round
+from perf.stream import Answer, Event, events, read_answer
+from perf.trace import MAX_DETAIL, FailureName, RequestTrace, Round
 
 CAPTURES = Path(__file__).parents[1] / "data" / "sglang"
 
@@ -218,13 +218,13 @@ def test_reasoning_is_text_as_content_is(field: str) -> None:
     read = answer(
         data(ROLE), data({"choices": [{"index": 0, "delta": {field: "hm"}}]}), data(text()), *end(8), gap_s=1.0
     )
-    assert read.chunk_times_s == [2.0, 3.0]
+    assert read.chunk_times_s == [2.0, 3.0, 4.0]
 
 
 def test_every_chunk_bears_the_time_of_the_read_that_ended_it() -> None:
     body = b"".join(GOOD)
     read = answer(*(bytes([each]) for each in body), times=[float(place) for place in range(len(body))])
-    ends = [float(len(b"".join(GOOD[: place + 1])) - 1) for place in (1, 2)]
+    ends = [float(len(b"".join(GOOD[: place + 1])) - 1) for place in (1, 2, 3)]
     assert read.chunk_times_s == ends
 
 
@@ -302,10 +302,10 @@ def test_counts_that_do_not_add_up_are_no_counts(chunks: tuple[dict[str, object]
     assert len(read.chunk_times_s) == 2
 
 
-def test_a_finish_chunk_with_the_only_usage_is_no_chunk_of_text() -> None:
+def test_a_finish_chunk_with_the_only_usage_is_when_the_last_token_came() -> None:
     read = answer(data(ROLE), data(text()), data(text()), data(delta(8, finish="length")), DONE, gap_s=1.0)
     assert (read.failure, read.output_tokens, read.chunk_tokens) == (None, 8, None)
-    assert read.chunk_times_s == [2.0, 3.0]
+    assert read.chunk_times_s == [2.0, 3.0, 4.0]
 
 
 def test_a_finish_chunk_with_text_is_a_chunk() -> None:
@@ -361,6 +361,40 @@ def test_all_tokens_in_one_chunk_have_a_throughput_and_no_time_between_tokens() 
     assert summary.output_throughput == pytest.approx(200 / 2.0)
     assert summary.tpot_s is None
     assert summary.itl_s is None
+
+
+def test_all_tokens_in_one_chunk_without_counts_have_a_throughput_and_no_time_between_tokens() -> None:
+    read = answer(data(ROLE), data(text("x" * 900)), *end(200), requested=200, times=[0.5, 2.0, 2.001, 2.5, 2.5])
+    assert (read.failure, read.output_tokens, read.chunk_tokens) == (None, 200, None)
+    summary = summarize(summary_of(read, requested=200))
+    assert summary is not None
+    assert summary.output_throughput == pytest.approx(200 / 2.001)
+    assert (summary.tpot_s, summary.itl_s) == (None, None)
+
+
+def hushed(*, counted: bool, tokens: int = 33, gap_s: float = 0.05) -> Answer:
+    """A word, then a token without text every `gap_s`; the stream says so only in its last usage, or at every token."""
+    chunks = [data(text("Hello", 1 if counted else None))]
+    chunks += [data(text("", place if counted else None)) for place in range(2, tokens + 1)]
+    ends_s = gap_s * (len(chunks) - 1)
+    times = [*(gap_s * place for place in range(len(chunks))), ends_s + 0.001, ends_s + 2.0, ends_s + 2.0]
+    return answer(*chunks, *end(tokens), requested=tokens, times=[1.0 + time_s for time_s in times])
+
+
+@pytest.mark.parametrize("counted", [True, False])
+def test_tokens_without_text_are_never_faster_than_they_came(counted: bool) -> None:
+    read = hushed(counted=counted)
+    assert read.failure is None
+    summary = summarize(summary_of(read, requested=33))
+    assert summary is not None
+    assert summary.window_s == pytest.approx(1.0 + 32 * 0.05, abs=0.002)
+
+
+def test_usage_and_done_are_never_when_a_token_came() -> None:
+    late = answer(data(text()), *end(8), times=[1.0, 2.0, 30.0, 60.0])
+    assert late.chunk_times_s == [1.0, 2.0]
+    no_finish_of_its_own = answer(data(delta(content="x", finish="length")), *end(8)[1:], times=[1.0, 30.0, 60.0])
+    assert (no_finish_of_its_own.failure, no_finish_of_its_own.chunk_times_s) == (None, [1.0])
 
 
 @pytest.mark.parametrize("tail", [(DONE,), (), end(512)])
@@ -430,6 +464,16 @@ def test_a_thousand_exclamation_marks_are_the_thousand_tokens_that_usage_says() 
         ((b"event: error\n" + GOOD[1], *GOOD), True, FailureName.ERROR_IN_STREAM, "choices"),
         ((*GOOD, data({"error": {"message": "late"}})), True, FailureName.ERROR_IN_STREAM, "late"),
         ((*GOOD[:3], data({"error": {"message": "last"}}).rstrip()), False, FailureName.ERROR_IN_STREAM, "last"),
+        (
+            (GOOD[1], data({"choices": [{"index": 0, "delta": {}, "error": {"message": "lost"}}]}), *GOOD[2:]),
+            True,
+            FailureName.ERROR_IN_STREAM,
+            "lost",
+        ),
+        ((GOOD[1], data({"code": 500, "message": "bare"}), *GOOD[2:]), True, FailureName.ERROR_IN_STREAM, "bare"),
+        ((GOOD[1], data({"errors": [{"x": "listed"}]}), *GOOD[2:]), True, FailureName.ERROR_IN_STREAM, "listed"),
+        ((*GOOD[:3], *end(8, "abort")[:1], *GOOD[3:]), True, FailureName.MALFORMED, '"abort", and then "length"'),
+        ((*GOOD[:4], *end(8, "stop")), True, FailureName.MALFORMED, '"length", and then "stop"'),
         ((data({"error": {"code": 500}}),), True, FailureName.ERROR_IN_STREAM, '{"code": 500}'),
     ],
 )
