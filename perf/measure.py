@@ -15,7 +15,7 @@ from perf.redaction import Secrets
 from perf.sglang import Control
 from perf.suite import Suite, Variant
 from perf.text import printable
-from perf.trace import MAX_DETAIL, RequestTrace, Round
+from perf.trace import MAX_DETAIL, Counters, RequestTrace, Round
 from perf.validity import Observation, Reason
 
 #: Connections beyond the level: a request may begin before the one it follows has let go of its connection.
@@ -171,6 +171,7 @@ class _Launch:
         self.control = control
         self.folder = folder
         self.hidden = hidden
+        self.counters: Counters | None = None  # as last seen: a server that had them once has to have them still
         self.kept: list[dict[str, object]] = []
         self.notes: tuple[str, ...] = ()
 
@@ -227,12 +228,13 @@ class _Launch:
         measured = _redacted(measured, self.hidden)
         observation = Observation(
             round=measured,
-            before=before,
+            before=before or self.counters,
             after=after,
             speculative=self.speculative,
             level_must_be_reached=suite.workload.level_must_be_reached,
             death=self._death(suspected=any(request.failure for request in measured.requests)),
         )
+        self.counters = after or observation.before
         reasons, counted = validity.check(observation), observation.counted
         self._keep(measured, counted=None if counted is None else asdict(counted))
         summary = metrics.summarize(measured, verify_steps=None if counted is None else counted.verify_steps)

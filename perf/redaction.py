@@ -6,13 +6,14 @@ and `HF_TOKEN` hold secrets; `--tokenizer-path`, `--max-total-tokens` and `--ssl
 the look of a value.
 """
 
+import base64
 import json
 import re
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from urllib.parse import quote, quote_plus, unquote
+from urllib.parse import quote, quote_plus, unquote, unquote_to_bytes
 
 MARK = "[secret]"
 # Shorter values are left in free text: replacing every "a" or "42" would shred a log and hide nothing that
@@ -58,6 +59,9 @@ class Secrets:
         for text in (*command, *env.values(), *urls):
             found.update(_url_passwords(text))
             found.update(_SCHEME.findall(text))
+        for url in urls:  # what a server that is asked so gets to see of its user part
+            for user in re.findall(_USERINFO, url.encode("utf-8", "surrogatepass")):
+                found.add(base64.b64encode(unquote_to_bytes(user if b":" in user else user + b":")).decode())
         return cls(tuple(sorted(v for v in found if len(v) >= MIN_LENGTH and v.lower() not in NOT_SECRET)))
 
     def redact(self, text: str, *, cut: bool = False) -> str:

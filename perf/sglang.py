@@ -44,13 +44,14 @@ class ServerInfo:
 
 
 class Control:
-    """Control calls to one server."""
+    """Control calls to one server, each within `call_timeout_s` seconds."""
 
-    def __init__(self, base_url: str, authorization: str | None) -> None:
+    def __init__(self, base_url: str, authorization: str | None, *, call_timeout_s: float = CALL_TIMEOUT_S) -> None:
+        self._call_timeout_s = call_timeout_s
         headers = {"Authorization": authorization} if authorization else {}
         self._runner = asyncio.Runner()  # only a loop can end a call that drips
         self._client = httpx2.AsyncClient(
-            base_url=base_url, headers=headers, timeout=CALL_TIMEOUT_S, trust_env=False, follow_redirects=False
+            base_url=base_url, headers=headers, timeout=call_timeout_s, trust_env=False, follow_redirects=False
         )
 
     def close(self) -> None:
@@ -124,7 +125,7 @@ class Control:
 
     async def _body(self, method: str, path: str) -> bytes | None:
         body = bytearray()
-        async with asyncio.timeout(CALL_TIMEOUT_S), self._client.stream(method, path) as response:
+        async with asyncio.timeout(self._call_timeout_s), self._client.stream(method, path) as response:
             if response.status_code != httpx2.codes.OK:
                 return None
             async for piece in response.aiter_bytes():

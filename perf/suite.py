@@ -421,7 +421,7 @@ def _kind(value: object) -> str:
         return f"a list of {len(value)}"
     if isinstance(value, dict):
         return f"a table of {len(value)}"
-    return "true or false" if isinstance(value, bool) else "a number" if isinstance(value, int | float) else "a time"
+    return f"a value of type {type(value).__name__}"
 
 
 class _Resolver:

@@ -8,8 +8,8 @@ the usage chunk and `[DONE]` are not among them, the finish chunk only where tok
 from dataclasses import dataclass
 from enum import StrEnum
 
-#: How much of a text from outside is kept in a trace, in characters. Far more than is ever shown: it is cut to that only
-#: after secrets were replaced in it, since half a secret is not found any more.
+#: How much of a text from outside is kept in a trace, in characters. Far more than is ever shown: it is cut to that
+#: only after secrets were replaced in it, since half a secret is not found any more.
 MAX_DETAIL = 4096
 
 

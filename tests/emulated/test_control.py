@@ -4,16 +4,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 
 import httpx2
+import pytest
 
 from perf.ports import hold_port
-from perf.sglang import Control
+from perf.sglang import MAX_BODY_BYTES, Control
 from perf.trace import Counters
 
 READY_LIMIT_S = 30.0
@@ -87,6 +88,79 @@ def test_a_strangers_server_tells_nothing_and_nothing_breaks(tmp_path: Path) -> 
         assert not control.flush_cache()
         control.close()
         server.shutdown()
+
+
+@contextmanager
+def answering(body: Iterator[bytes]) -> Iterator[str]:
+    """A server that answers the first request with these bytes of a head and a body."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            with suppress(ConnectionError):
+                for piece in body:
+                    self.wfile.write(piece)
+            self.close_connection = True
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Nothing: what is asked stands in the test."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.daemon_threads = server.block_on_close = False
+        Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+
+
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\n"
+
+
+@pytest.mark.parametrize("said", [b"", HEAD, HEAD + b"\r\n"], ids=["from the start", "in the head", "in the body"])
+def test_an_endless_drip_ends_with_the_time_of_one_call(said: bytes) -> None:
+    ended = Event()
+
+    def drip() -> Iterator[bytes]:
+        yield said
+        for _ in range(round(6 * READY_LIMIT_S)):
+            if ended.wait(1 / 6):
+                return
+            yield b"a"
+        ended.set()
+
+    with answering(drip()) as url:
+        control = Control(url, None, call_timeout_s=1.0)
+        assert control.counters() is None
+        dripping = not ended.is_set()
+        ended.set()
+        control.close()
+    assert dripping
+
+
+def test_a_body_without_end_is_not_kept() -> None:
+    sent = 0
+
+    def flood() -> Iterator[bytes]:
+        nonlocal sent
+        yield HEAD + b"\r\n"
+        while sent < 8 * MAX_BODY_BYTES:
+            yield b"# a comment of Prometheus\n" * 40_000
+            sent += 26 * 40_000
+
+    with answering(flood()) as url:
+        control = Control(url, None)
+        assert control.counters() is None
+        control.close()
+    assert sent < 4 * MAX_BODY_BYTES
+
+
+@pytest.mark.parametrize("value", ["NaN", "+Inf", "-Inf", "-1"])
+def test_a_number_that_is_no_count_is_no_counter_and_does_not_hide_the_others(value: str) -> None:
+    body = f'sglang:generation_tokens_total{{a="b"}} {value}\nsglang:prompt_tokens_total 7.0\n'.encode()
+    with answering(iter([HEAD + b"\r\n" + body])) as url:
+        control = Control(url, None)
+        assert control.counters() == Counters(prompt=7)
+        control.close()
 
 
 def test_a_counter_that_went_down_says_nothing() -> None:

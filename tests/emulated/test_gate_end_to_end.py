@@ -290,9 +290,10 @@ LATER = ("--fault-after", "2")
 FAULTS: dict[str, tuple[tuple[str, ...], str]] = {
     "abort": (("--fault", "abort", *LATER), "requests failed: .* aborted"),
     "truncated": (("--fault", "truncated", *LATER), "requests failed: .* truncated"),
-    "error-in-stream": (("--fault", "error-in-stream"), "requests failed: .* error_in_stream"),
-    "no-usage": (("--fault", "no-usage"), "requests failed: .* no_usage"),
-    "wrong-length": (("--fault", "wrong-length"), "requests failed: .* wrong_length"),
+    "error-in-stream": (("--fault", "error-in-stream", *LATER), "requests failed: .* error_in_stream"),
+    "no-usage": (("--fault", "no-usage", *LATER), "requests failed: .* no_usage"),
+    "wrong-length": (("--fault", "wrong-length", *LATER), "requests failed: .* wrong_length"),
+    "cold": (("--fault", "http-500"), "warm-up failed: 1 of 1 requests failed in round 1 .*http_500"),
     "http-500": (("--fault", "http-500", *LATER), "requests failed: .* http_500"),
     "cache-hits": (("--fault", "cache-hits"), "prefix cache hits: "),
     "counter-off": (("--fault", "counter-off"), "server and client disagree: "),
@@ -301,6 +302,44 @@ FAULTS: dict[str, tuple[tuple[str, ...], str]] = {
     "exit-at-start": (("--fault", "exit-at-start"), "server did not start: .* exit code 1"),
     "no-acceptance": (("--fault", "no-acceptance", *SPECULATIVE), "acceptance missing: "),
 }
+
+SAYS_IT_SPECULATES = """
+class Handler(Handler):
+    def do_GET(self):
+        if self.path == "/server_info":
+            self.answer(200, {"version": "1.0", "speculative_algorithm": "EAGLE3"})
+        else:
+            super().do_GET()
+"""
+LOSES_ITS_COUNTERS = """
+COUNTED = "5000"
+class Handler(Handler):
+    def do_GET(self):
+        if self.path == "/metrics":
+            body = f"sglang:generation_tokens_total {COUNTED}\\n".encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+        else:
+            super().do_GET()
+    def stream(self, *asked):
+        super().stream(*asked)
+        global COUNTED, SERVED
+        SERVED += 1
+        COUNTED = "NaN" if SERVED > 1 else COUNTED  # the first is the warm-up
+SERVED = 0
+"""
+
+#: Code of a stranger's server, and what the verdict's reason says.
+STRANGERS: dict[str, tuple[str, str]] = {
+    "says-it-speculates": (SAYS_IT_SPECULATES, "acceptance missing: "),
+    "loses-its-counters": (
+        LOSES_ITS_COUNTERS,
+        "server counters unusable: generated 5,000 before the round, none after",
+    ),
+}
+REASONS = {name: reason for name, (_, reason) in (*FAULTS.items(), *STRANGERS.items())}
 
 #: As long as they are, and with the last words of SGLang's launcher behind them.
 TRACEBACK = """
@@ -317,21 +356,50 @@ def faulty(tmp_path_factory: pytest.TempPathFactory) -> tuple[Desk, Measured]:
     """A variant for each fault, and one without."""
     desk = Desk(tmp_path_factory.mktemp("faulty"))
     variants: dict[str, tuple[str, ...]] = {fault: (*PACED, *flags) for fault, (flags, _) in FAULTS.items()}
+    variants |= {name: desk.stranger(code, f"{name}.py") for name, (code, _) in STRANGERS.items()}
     variants["traceback"] = desk.stranger(TRACEBACK)
     suite = desk.suite({**variants, "good": (*PACED, *SPECULATIVE)}, name="faulty")
     return desk, measure(desk, suite, "--perf-max-launches=1")
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", REASONS)
 def test_a_faulty_server_is_invalid_with_the_reason_by_name(faulty: tuple[Desk, Measured], fault: str) -> None:
     _, measured = faulty
     item = measured.run.item(f"faulty/{fault}/c002")
     assert (item.outcome, item.word) == ("failure", "INVALID")
-    reason = re.compile(f"INVALID  {FAULTS[fault][1]}")
+    reason = re.compile(f"INVALID  {REASONS[fault]}")
     assert reason.search(item.message), item.message
     assert reason.search(measured.run.out)
     assert "change" not in item.properties
     assert f"{measured.folder}/{fault}-1/server.log" in item.message
+
+
+#: Its counters are right for a warm-up and four requests, and gone from then on.
+COUNTS_FOR_ONE_ROUND = """
+COUNTED, SERVED = 0, 0
+class Handler(Handler):
+    def do_GET(self):
+        if self.path == "/metrics" and SERVED <= 5:
+            body = f"sglang:generation_tokens_total {COUNTED}\\n".encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+        else:
+            super().do_GET()
+    def stream(self, tokens, prompt):
+        super().stream(tokens, prompt)
+        global COUNTED, SERVED
+        COUNTED, SERVED = COUNTED + tokens, SERVED + 1
+"""
+
+
+def test_counters_that_are_gone_from_a_later_round_are_missed_there(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    suite = desk.suite({"forgetful": desk.stranger(COUNTS_FOR_ONE_ROUND)}, workload="rounds = 2")
+    measured = measure(desk, suite, "--perf-max-launches=1")
+    assert measured.run.words() == {"small/forgetful/c002": "INVALID"}
+    assert "server counters unusable: generated 120 before" in measured.run.item("small/forgetful/c002").message
 
 
 @pytest.mark.parametrize("fault", ["exit-at-start", "traceback"])
@@ -350,7 +418,7 @@ def test_what_is_invalid_is_never_promoted_and_what_is_good_beside_it_is(faulty:
     assert (alone.code, alone.out.count("refused"), alone.out.count("promoted ")) == (1, 1, 0)
     promoted = desk.perf("promote", "--reason", "x")
     assert promoted.code == 1
-    for fault in (*FAULTS, "traceback"):
+    for fault in (*REASONS, "traceback"):
         assert f"refused   faulty/{fault}/c002: INVALID: " in promoted.out
     assert re.findall(r"^promoted +(\S+):", promoted.out, re.MULTILINE) == ["faulty/good/c002"]
     assert [path.name for path in desk.baselines.rglob("*.json")] == ["good.json"]

@@ -32,6 +32,34 @@ class Handler(Handler):
         key = self.headers["Authorization"].removeprefix("Bearer ")
         self.answer(401, {"error": {"message": "x" * 280 + key * 20}})
 """
+#: The key stands in what the server says of itself, in the head of its answers and in how they end.
+SAID = """
+import threading
+KEY = os.environ["SUITE_KEY_TOO"]
+MODEL = f"model-of-{KEY}"
+class Handler(Handler):
+    def do_GET(self):
+        if self.path == "/server_info":
+            self.answer(200, {"version": f"1.0 {KEY} " + "v" * 1000, "speculative_algorithm": None})
+        else:
+            super().do_GET()
+    def do_POST(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        FINISH
+        self.wfile.write(b"0\\r\\n\\r\\n")
+    def head(self, kind):
+        self.send_response(200)
+        self.send_header("Content-Type", kind)
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+"""
+KINDS = SAID.replace("FINISH", """self.head("text/" + "x" * 70 + KEY)""")
+FINISHES = SAID.replace(
+    "FINISH",
+    """self.head("text/event-stream")
+        self.event([{"index": 0, "delta": {"content": "x"}, "finish_reason": "x" * 30 + KEY}])
+        self.event([], usage={"prompt_tokens": 9, "completion_tokens": 8})""",
+)
 #: The same, at its start, with which it ends.
 DYING = """
 print(sys.argv, dict(os.environ), flush=True)
@@ -83,10 +111,13 @@ def told(tmp_path_factory: pytest.TempPathFactory, secret: Secret) -> Told:
             "keyed": (*PACED, "--api-key", secret.key),
             "telltale": (*desk.stranger(TELLTALE, "telltale.py"), "--auth-token", secret.argument),
             "cut": desk.stranger(CUT, "cut.py"),
+            "kinds": desk.stranger(KINDS, "kinds.py"),
+            "finishes": desk.stranger(FINISHES, "finishes.py"),
             "dying": (*desk.stranger(DYING, "dying.py"), f"--password={secret.argument}"),
         },
         workload=SHORT,
-        variant=f'api_key_env = "SUITE_KEY"\nenv = {{ DB_PASSWORD = "{secret.password}" }}',
+        variant=f'api_key_env = "SUITE_KEY"\n'
+        f'env = {{ DB_PASSWORD = "{secret.password}", SUITE_KEY_TOO = "{secret.key}" }}',
     )
     env = {"SUITE_KEY": secret.key, "HF_TOKEN": secret.token, "OPENAI_API_KEY": secret.own}
     measured = desk.measure(suite, "--perf-max-launches=1", f"--benchmark-json={desk.campaigns}/numbers.json", env=env)
@@ -98,6 +129,8 @@ def test_the_servers_were_started_with_the_secrets_and_told_of_them(told: Told) 
         "small/keyed/c002": "NO_BASELINE",  # the emulator answers only to its key
         "small/telltale/c002": "INVALID",
         "small/cut/c002": "INVALID",
+        "small/kinds/c002": "INVALID",
+        "small/finishes/c002": "INVALID",
         "small/dying/c002": "INVALID",
     }, told.shown[0].screen
     logs = {path.parent.name: path.read_text() for path in told.desk.campaigns.rglob("server.log")}
@@ -107,6 +140,18 @@ def test_the_servers_were_started_with_the_secrets_and_told_of_them(told: Told) 
         assert "'DB_PASSWORD': '[secret]'" in logs[name]
     assert "Bearer [secret]" in logs["telltale-1"]
     assert "refused Bearer [secret] with" in told.shown[0].item("small/telltale/c002").message
+    kinds, finishes = (told.shown[0].item(f"small/{name}/c002").message for name in ("kinds", "finishes"))
+    assert "x[secret]" in kinds
+    assert 'finish_reason "xxx' in finishes
+    assert "x[secret]" in finishes
+    models = {
+        launch.variant: (launch.model, launch.server_version) for launch in told.desk.campaign().suites[0].launches
+    }
+    model, version = models["kinds"]
+    assert model == "model-of-[secret]"
+    assert version is not None
+    assert version.startswith("1.0 [secret] vvv")
+    assert len(version) <= 200
     assert "cannot start with" in told.shown[0].item("small/dying/c002").message
     assert [path.name for path in told.desk.baselines.rglob("*.json")] == ["keyed.json"]
 

@@ -1,5 +1,6 @@
 """Secrets are found where they hide, and replaced wherever they are printed."""
 
+import base64
 import json
 from collections.abc import Callable
 from urllib.parse import quote
@@ -21,6 +22,9 @@ HARMLESS = (
     *("--tokenizer-metrics-allowed-custom-labels", "tenant", "--api-key-file", "/run/key.txt"),
     "--max-total-tokens=32768",
     '--json-model-override-args={"num_tokens": "many", "key": 1}',
+    *("--json-model-override-args", '{"rope_scaling": {"rope_type": "yarn"}}', "--load-format", "[not JSON"),
+    *("--auth-type", "basic-or-digest", "--note", "basic implementation, bearer bonds", "--pwd", "/srv/models"),
+    *("--dist-init-addr", "host:20000", "--lora-paths", "adapter: /models/adapter", "--bypass", "cache-of-tokens"),
 )
 
 
@@ -55,6 +59,16 @@ def test_options_that_only_sound_like_secrets_are_left_alone() -> None:
         ("bash", "-c", "exec serve --api-key hunter22 --port 20000"),
         ("bash", "-c", "OPENAI_API_KEY='hunter22' bash -c 'serve --port 20000'"),
         ("serve", "--proxy", "http://user:hunter22@proxy:3128/"),
+        ("serve", "--auth", "user:hunter22"),
+        ("serve", "--bearer", "hunter22"),
+        ("serve", "--db-pass=hunter22"),
+        ("serve", "--header", "Authorization: Bearer hunter22"),
+        ("serve", "--header=X-Api-Key: hunter22"),
+        ("serve", "-H", "Cookie: session=hunter22; theme=dark"),
+        ("bash", "-c", "exec serve --header 'Authorization: Basic hunter22'"),
+        ("serve", "--say", "Bearer hunter22"),
+        ("serve", "--config", '{"remote": [{"api_key": "hunter22", "port": 1}]}'),
+        ("serve", '--config={"api_keys": ["hunter22"]}'),
     ],
 )
 def test_a_secret_in_a_command_is_found_and_not_shown(command: tuple[str, ...]) -> None:
@@ -99,6 +113,10 @@ def test_environment_values_are_secret_by_the_words_of_their_name() -> None:
         "HF_TOKEN_PATH": "/value-8",
         "SGLANG_USE_KEY_CACHE": "true",
         "HTTP_PROXY": "http://user:value%2D9@proxy",
+        "PWD": "/srv/models",
+        "OLDPWD": "/srv/others",
+        "SSH_AUTH_SOCK": "/run/agent.sock",
+        "SSH_ASKPASS": "/usr/bin/ask",
     }
 
     secrets = Secrets.collect((), env, None)
@@ -108,6 +126,43 @@ def test_environment_values_are_secret_by_the_words_of_their_name() -> None:
     assert shown["HF_TOKEN"] == MARK
     assert shown["MONKEY"] == "value-7"
     assert shown["HTTP_PROXY"] == f"http://{MARK}@proxy"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("AUTHORIZATION", "hunter22"),
+        ("PROXY_AUTHORIZATION_HEADER", "Bearer hunter22"),
+        ("SESSION_COOKIE", "hunter22"),
+        ("BASIC_AUTH", "user:hunter22"),
+        ("DB_PASS", "hunter22"),
+        ("DB_PWD", "hunter22"),
+        ("EXTRA_HEADERS", '{"Authorization": "Bearer hunter22"}'),
+        ("EXTRA_HEADER", "X-Api-Key: hunter22"),
+        ("GREETING", "say Basic hunter22, please"),
+    ],
+)
+def test_an_environment_that_opens_doors_is_not_shown(name: str, value: str) -> None:
+    secrets = Secrets.collect((), {name: value}, None)
+    assert "hunter22" not in str(secrets.redact_env({name: value}))
+    assert "hunter22" not in secrets.redact(f"got {value!r}")
+
+
+def test_what_follows_the_scheme_is_a_secret_of_its_own() -> None:
+    for command in (("--header", "Authorization: Bearer hunter22"), ("--auth", "Bearer hunter22")):
+        assert Secrets.collect(command, {}, None).redact("key hunter22 refused") == f"key {MARK} refused"
+
+
+def test_the_user_part_of_a_servers_url_is_not_shown_as_it_was_sent_either() -> None:
+    secrets = Secrets.collect((), {}, None, ("http://me:open%20sesame@host:1/v1",))
+    sent = base64.b64encode(b"me:open sesame").decode()
+    assert secrets.redact(f"refused 'Basic {sent}' of open sesame") == f"refused 'Basic {MARK}' of {MARK}"
+
+
+def test_of_a_text_that_was_cut_the_beginning_of_a_secret_is_not_shown() -> None:
+    secrets = Secrets(("hunter22-and-more",))
+    assert secrets.redact("refused hunter22-and-more and hunter22-an", cut=True) == f"refused {MARK} and "
+    assert secrets.redact("refused nobody", cut=True) == "refused nobody"
 
 
 def test_the_user_part_of_any_url_is_hidden_though_nobody_declared_it() -> None:

@@ -244,27 +244,27 @@ MISTAKES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "a command without a port": (
         SUITE + WORKLOAD + '[variants.plain]\ncommand = ["serve"]\n',
         "variants.plain.command",
-        ("['serve']", "{port}"),
+        ("seen a list of 1 without {port}", "{port}"),
     ),
     "a command as one text": (
         SUITE + WORKLOAD + '[variants.plain]\ncommand = "serve {port}"\n',
         "variants.plain.command",
-        ("'serve {port}'", "a list"),
+        ("seen a text of 12 characters", "a list"),
     ),
     "an argument that is a number": (
         in_variant('args = ["--tp", 8]'),
         "variants.plain.args[1]",
-        ("seen 8", "a list of texts"),
+        ("seen a value of type int", "a list of texts"),
     ),
     "an environment value that is a number": (
         in_variant("env = { A = 1 }"),
         "variants.plain.env.A",
-        ("seen 1", "a table of texts"),
+        ("seen a value of type int", "a table of texts"),
     ),
     "a bad name of an environment variable": (
         in_variant('env = { "A=B" = "1" }'),
         "variants.plain.env.'A=B'",
-        ("'1'", "letters, digits and '_'"),
+        ("seen a text of 1 characters", "letters, digits and '_'"),
     ),
     "a relative ready path": (
         in_variant('ready_path = "health"'),
@@ -372,6 +372,28 @@ MISTAKES: dict[str, tuple[str, str, tuple[str, ...]]] = {
         ("not part of this version", "remove"),
     ),
 }
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        SUITE + WORKLOAD + '[variants.plain]\ncommand = "serve {port} --api-key hunter22"\n',
+        SUITE + WORKLOAD + '[variants.plain]\ncommand = ["serve", "--api-key", "hunter22"]\n',
+        'variants.plain = "serve {port} --api-key hunter22"\n' + SUITE + WORKLOAD,
+        'variants = "hunter22"\n' + SUITE + WORKLOAD,
+        in_variant('args = "--api-key=hunter22"'),
+        in_variant('args = [["--api-key", "hunter22"]]'),
+        in_variant('env = "API_KEY=hunter22"'),
+        in_variant('env = { API_KEY = ["hunter22"] }'),
+        in_variant('env = { "A=B" = "hunter22" }'),
+        in_variant('api_key_env = "sk-hunter22"'),
+        in_variant('api_key_file = ["hunter22"]'),
+    ],
+)
+def test_what_may_hold_a_secret_is_refused_without_being_shown(text: str) -> None:
+    message = refusal(text)
+    assert "seen " in message
+    assert "hunter22" not in message
 
 
 @pytest.mark.parametrize(("text", "key", "fragments"), MISTAKES.values(), ids=MISTAKES.keys())

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from perf.trace import Counters, Failure, FailureName, RequestTrace, Round
-from perf.validity import Observation, Reason, check, level_never_reached
+from perf.validity import Observation, Reason, check, check_warmup, level_never_reached
 
 
 def request(index: int = 0, *, tokens: int = 100, prompt: int | None = 1024, cached: int | None = None) -> RequestTrace:
@@ -26,6 +26,7 @@ def request(index: int = 0, *, tokens: int = 100, prompt: int | None = 1024, cac
 def seen(
     *requests: RequestTrace,
     counted: Counters | None = None,
+    before: Counters | None = None,
     level: int = 1,
     planned: int | None = None,
     speculative: bool = False,
@@ -40,7 +41,8 @@ def seen(
             requested_tokens=100,
             requests=requests,
         ),
-        counted=counted,
+        before=Counters() if before is None and counted is not None else before,
+        after=counted,
         speculative=speculative,
         level_must_be_reached=required,
         death=death,
@@ -70,7 +72,8 @@ def failed(index: int, name: FailureName, detail: str = "", status: int | None =
         seen(*TEN, counted=Counters(generated=1000, prompt=10_240, cached=0)),
         seen(*TEN, counted=Counters(generated=1000, verify_steps=400), speculative=True),
         seen(*(request(index, cached=0) for index in range(10))),
-        seen(*(request(index, prompt=None) for index in range(10)), counted=Counters(cached=1000)),
+        seen(*(request(index, prompt=None) for index in range(10)), counted=Counters(cached=0)),
+        seen(*TEN, before=Counters(generated=50), counted=Counters(generated=1050, verify_steps=7)),
     ],
 )
 def test_a_clean_round_has_no_reason_against_it(observation: Observation) -> None:
@@ -162,6 +165,51 @@ def test_a_client_that_says_940_of_1000_counted_tokens_is_not_believed() -> None
     assert "somebody else" in reason.advice
 
 
+@pytest.mark.parametrize(
+    ("after", "shown"),
+    [
+        (None, "generated 5,000 before the round, none after it"),
+        (Counters(), "generated 5,000 before the round, none after it"),
+        (Counters(generated=1000), "generated 5,000 before the round, 1,000 after it"),
+    ],
+)
+def test_a_counter_that_vanished_or_fell_is_not_a_check_that_passed(after: Counters | None, shown: str) -> None:
+    reason = only(seen(*TEN, before=Counters(generated=5000), counted=after))
+    assert (reason.name, reason.seen) == ("server counters unusable", shown)
+
+
+def test_every_counter_that_was_lost_is_named() -> None:
+    reason = only(seen(*TEN, before=Counters(generated=0, prompt=9, cached=0), counted=Counters(generated=1000)))
+    assert reason.seen == "prompt 9 before the round, none after it; cached 0 before the round, none after it"
+
+
+def test_the_counters_of_a_server_that_died_are_not_missed() -> None:
+    assert only(seen(*TEN, before=Counters(generated=5000), death="exited with code 1")).name == "server died"
+
+
+# The warm-up.
+
+
+def warmup(*requests: RequestTrace, planned: int) -> Round:
+    return Round(level=2, index=0, planned_requests=planned, requested_tokens=100, requests=requests)
+
+
+def test_a_warm_up_that_was_served_is_no_reason() -> None:
+    assert check_warmup(warmup(*TEN, planned=10), None) == ()
+
+
+def test_a_warm_up_that_failed_is_named_with_its_failure_and_its_death() -> None:
+    failed_one = failed(3, FailureName.HTTP_ERROR, "no room", 503)
+    (reason,) = check_warmup(warmup(*TEN[:3], failed_one, planned=8), None)
+    assert (reason.name, reason.seen) == (
+        "warm-up failed",
+        "1 of 8 requests failed in round 1 (1 x http_503; first: no room)",
+    )
+    assert "cold" in reason.advice
+    reasons = check_warmup(warmup(planned=8), "killed by SIGKILL")
+    assert [each.name for each in reasons] == ["server died", "warm-up failed"]
+
+
 # The prefix cache.
 
 
@@ -189,8 +237,19 @@ def test_one_cached_prompt_among_many_new_ones_is_seen_in_their_sum() -> None:
     assert only(seen(*(replace(each, cached_tokens=60) for each in new))).name == "prefix cache hits"
 
 
-def test_usage_goes_before_the_servers_counter_which_others_may_have_moved() -> None:
-    assert check(seen(request(prompt=1000, cached=0), counted=Counters(cached=1000))) == ()
+@pytest.mark.parametrize(("by_usage", "by_counter"), [(0, 1000), (1000, 0), (None, 1000), (1000, None)])
+def test_of_usage_and_counter_the_worse_is_believed(by_usage: int | None, by_counter: int | None) -> None:
+    reason = only(seen(request(prompt=1000, cached=by_usage), counted=Counters(cached=by_counter)))
+    assert reason.name == "prefix cache hits"
+
+
+@pytest.mark.parametrize("prompt", [None, 0])
+def test_cached_tokens_of_a_prompt_of_unknown_length_are_cache_hits(prompt: int | None) -> None:
+    reason = only(seen(request(prompt=prompt, cached=1000)))
+    assert reason.seen == "1,000 of an unknown number of prompt tokens came from the cache"
+    assert only(seen(request(prompt=prompt), counted=Counters(cached=1000))).name == "prefix cache hits"
+    among_many = tuple(request(index, prompt=100_000, cached=0) for index in range(9))
+    assert only(seen(*among_many, request(9, prompt=prompt, cached=1))).name == "prefix cache hits"
 
 
 # Acceptance.
@@ -215,7 +274,7 @@ def test_a_step_for_every_token_means_that_the_draft_is_not_wired(steps: int, be
 def test_an_unwired_draft_is_shown_with_its_numbers() -> None:
     observation = seen(*TEN, counted=Counters(verify_steps=1000), speculative=True)
     assert only(observation).seen == "1,000 tokens in 1,000 verify steps"
-    assert only(replace(observation, counted=Counters(verify_steps=0))).seen == "no verify step ran"
+    assert only(replace(observation, after=Counters(verify_steps=0))).seen == "no verify step ran"
 
 
 def test_a_plain_variant_needs_no_acceptance() -> None:
