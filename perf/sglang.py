@@ -51,7 +51,13 @@ class Control:
         headers = {"Authorization": authorization} if authorization else {}
         self._runner = asyncio.Runner()  # only a loop can end a call that drips
         self._client = httpx2.AsyncClient(
-            base_url=base_url, headers=headers, timeout=call_timeout_s, trust_env=False, follow_redirects=False
+            base_url=base_url,
+            headers=headers,
+            timeout=call_timeout_s,
+            trust_env=False,
+            follow_redirects=False,
+            # A round lies between two calls: the server has closed the connection meanwhile, or is about to.
+            limits=httpx2.Limits(max_keepalive_connections=0),
         )
 
     def close(self) -> None:
@@ -100,10 +106,8 @@ class Control:
         deadline = time.monotonic() + COUNTER_SETTLE_S
         while True:
             now = self.counters()
-            if now is None:
-                return None
-            seen = now.since(before).generated
-            if seen is None or seen >= generated or time.monotonic() > deadline:
+            seen = None if now is None else now.since(before).generated
+            if (now is not None and (seen is None or seen >= generated)) or time.monotonic() > deadline:
                 return now
             time.sleep(COUNTER_POLL_S)
 
