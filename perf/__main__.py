@@ -12,7 +12,7 @@ from perf.files import FileError
 from perf.gate import Word, worst
 from perf.promotion import DEFAULT_BASELINES, DEFAULT_CAMPAIGNS, PromotionError, command, promote
 from perf.record import Campaign, SuiteRecord
-from perf.text import percent, printable, throughput
+from perf.text import percent, printable, share, throughput
 from perf.verdict import Verdict, judge
 
 #: Exit codes of `check` by the worst verdict.
@@ -106,7 +106,7 @@ def _against(suite: SuiteRecord, store: Store) -> SuiteRecord:
 
 
 def _print(suite: SuiteRecord, judged: tuple[Verdict, ...], campaign: Campaign, folder: Path, promote: str) -> None:
-    print(f"{suite.name} on {suite.rig_id}, campaign {campaign.id}\n")
+    print(f"{suite.name} on {suite.rig_id}, margin {share(suite.margin)}, campaign {campaign.id}\n")
     print(report.table(judged))
     print(f"\n{report.tally(judged)}\n")
     if remarks := report.remarks(judged, ((launch.name, launch.notes) for launch in suite.launches)):

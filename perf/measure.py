@@ -99,10 +99,15 @@ class Bench:
                 notes = tuple(hidden.redact(note) for note in (*running.notes, *launch.notes))
                 record = replace(record, measurements=measured, notes=notes)
         except server.ServerError as error:
+            began_here = self.base_url is None
             reason = Reason(
-                name="server did not end" if record.measurements else "server did not start",
+                name="server did not end"
+                if record.measurements
+                else "server did not start"
+                if began_here
+                else "server did not answer",
                 seen=_seen(error, hidden),
-                advice=f"read {folder / 'server.log'}",
+                advice="read the server log" if began_here else "start it, and see that the URL is its own",
             )
             self.show.line(f"{name}: {reason.name}")
             kept = record.measurements or tuple(Measurement(level=level, rounds=()) for level in levels)

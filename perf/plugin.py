@@ -34,8 +34,8 @@ from perf.redaction import Secrets
 from perf.rig import EMULATED_RIG_ID, Rig, probe
 from perf.sample import StoredCase, throughputs
 from perf.suite import Case, Relation, Suite, SuiteError
-from perf.text import printable
-from perf.validity import Reason
+from perf.text import printable, share
+from perf.validity import Reason, level_never_reached
 from perf.verdict import CaseVerdict, Verdict
 
 MARKERS = {
@@ -317,7 +317,7 @@ _EMPTY_SWITCHES = {
 
 def _variants(item: PerfItem) -> tuple[str, ...]:
     if isinstance(item.subject, Relation):
-        return (item.subject.variant, *item.subject.of)
+        return tuple(f"{item.subject.suite}/{name}" for name in (item.subject.variant, *item.subject.of))
     return (f"{item.subject.suite}/{item.subject.variant}",) if item.subject else ()
 
 
@@ -439,6 +439,10 @@ class Session:
             show=self.show,
             limits=load.Limits(),
         )
+        for case in start.cases:
+            reason = level_never_reached(case.level, chosen.workload.requests(case.level))
+            if case.selected and chosen.workload.level_must_be_reached and reason:
+                self.show.line(f"{case.id} will be INVALID: {reason.seen}: {reason.advice}")
         minutes = self.settings.budget_minutes or chosen.gate.budget_minutes
         with _interruptible():
             done = campaigns.run(
@@ -669,7 +673,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         verdicts = [found for found in verdict.judge(each) if found.id in bench.verdicts]
         if not verdicts:
             continue
-        terminalreporter.section(f"{each.name} on {each.rig_id}", sep="-")
+        terminalreporter.section(f"{each.name} on {each.rig_id}, margin {share(each.margin)}", sep="-")
         write(report.table(verdicts))
         write("")
         write(report.tally(verdicts))
@@ -677,8 +681,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
             write(remarks)
         for found in verdicts:
             if found.word is Word.IMPROVED:
+                write(found.id)
                 write(report.screen(found, bench.promote, bench.shown))
-        if any(found.word is Word.NO_BASELINE for found in verdicts) and not each.advisory:
+        # Without --case everything is promoted, a loss too: said only where nothing else would be.
+        words = {found.word for found in verdicts if isinstance(found, CaseVerdict)}
+        if words == {Word.NO_BASELINE} and not each.advisory:
             write(f'record what has no baseline: {bench.promote} --reason "first baseline"')
     state = "" if bench.campaign.complete else " (not complete: it cannot be promoted)"
     write(f"campaign {bench.shown}{state}")

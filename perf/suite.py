@@ -604,7 +604,8 @@ class _Resolver:
             if name not in others or table.of.count(name) > 1:
                 raise self.error(f"{where}.of", _toml(table.of), f"other variants, none twice: {_list(others)}")
         if isinstance(table.at, int) and table.at not in levels:
-            raise self.error(f"{where}.at", _toml(table.at), f"a level of this suite ({_list(levels)})")
+            allowed = f'a level of this suite ({_list(levels)}), "every level" or "saturation"'
+            raise self.error(f"{where}.at", _toml(table.at), allowed)
         return Expectation(variant=table.variant, at_least=table.at_least, of=tuple(table.of), at=table.at)
 
     def error(self, key: str, seen: str, allowed: str) -> SuiteError:

@@ -98,7 +98,7 @@ def test_check_shows_the_table_the_tally_and_the_screen_of_what_failed(
     save(place, PASSING, REGRESSED)
     assert run("check") == 1
     text = capsys.readouterr().out
-    assert "sim on cpu-simulated-01234567, campaign 20260201-020000" in text
+    assert "sim on cpu-simulated-01234567, margin 3 %, campaign 20260201-020000" in text
     assert "1 PASS; overall PASS" in text
     assert "1 REGRESSED; overall REGRESSED" in text
     assert text.count("moved with it") == 1
