@@ -219,3 +219,26 @@ def test_two_suites_in_one_session_keep_their_launches_apart(desk: Desk, suite: 
     promoted = desk.perf("promote", "--reason", "x")
     assert promoted.code == 0
     assert promoted.out.count("promoted ") == 2
+
+
+def test_a_suite_that_failed_half_way_is_invalid_in_a_campaign_that_went_on(desk: Desk, suite: Path) -> None:
+    """Its second saving meets a disk that is full for a moment; the suite after it is measured to its end."""
+    (desk.folder / "full.py").write_text(
+        "from perf import record\n"
+        "from perf.files import FileError\n"
+        "save, saved = record.save, []\n"
+        "def full(folder, campaign):\n"
+        "    saved.append(folder)\n"
+        "    if len(saved) == 2:\n"
+        "        raise FileError('no space left on the device')\n"
+        "    save(folder, campaign)\n"
+        "record.save = full\n"
+    )
+    other = desk.suite({"served": desk.stranger()}, name="other", workload=SHORT)
+    suites = (f"--perf-suite={suite}", f"--perf-suite={other}", "--perf-max-launches=2")
+    run = desk.pytest("-p", "full", "-m", "perf", *suites, "tests/perf", env={"PYTHONPATH": str(desk.folder)})
+    assert run.code == 1, run.screen
+    promoted = desk.perf("promote", "--reason", "first baseline")
+    assert promoted.code == 1
+    assert "refused   small/served/c002: INVALID: not measured" in promoted.out
+    assert "promoted  other/served/c002" in promoted.out
