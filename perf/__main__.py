@@ -83,13 +83,15 @@ def _check(options: argparse.Namespace) -> int:
     if not campaign.complete:
         raise FileError(f"campaign {campaign.id} is not complete (interrupted, or still running): it has no verdict")
     words: list[Word] = []
+    nothing = True
     for suite in campaign.suites:
         judged = judge(suite if options.baselines is None else _against(suite, Store(options.baselines)))
         _print(suite, judged, campaign, folder, command(folder, options.baselines or DEFAULT_BASELINES))
+        nothing = nothing and not judged
         words += [verdict.word for verdict in judged if report.word(verdict) != "ADVISORY"]
     if not words:
         print("nothing in this campaign is gated")
-        return 0 if any(judge(suite) for suite in campaign.suites) else EXIT_BY_WORD[Word.INVALID]
+        return EXIT_BY_WORD[Word.INVALID] if nothing else 0
     return EXIT_BY_WORD[worst(words)]
 
 

@@ -142,7 +142,6 @@ class EngineRequest:
 
     __slots__ = (
         "arrival_s",
-        "cancelled",
         "deck",
         "first_token_s",
         "last_token_s",
@@ -163,7 +162,6 @@ class EngineRequest:
         self.level = 0
         self.first_token_s: float | None = None
         self.last_token_s: float | None = None
-        self.cancelled = False
 
     @property
     def finished(self) -> bool:
@@ -255,7 +253,6 @@ class Engine:
 
     def cancel(self, request: EngineRequest) -> None:
         """Forget a request: it gets no more tokens."""
-        request.cancelled = True
         request.level = self._level
         self._waiting = deque(_others(self._waiting, request))
         self._running = _others(self._running, request)

@@ -670,7 +670,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         return
     write = terminalreporter.write_line
     for each in bench.campaign.suites:
-        verdicts = [found for found in verdict.judge(each) if found.id in bench.verdicts]
+        owned = [*(case.id for case in each.cases), *(one.relation.id for one in each.relations)]
+        verdicts = [bench.verdicts[id] for id in owned if id in bench.verdicts]
         if not verdicts:
             continue
         terminalreporter.section(f"{each.name} on {each.rig_id}, margin {share(each.margin)}", sep="-")

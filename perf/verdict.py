@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from perf import relations
 from perf.gate import Judgement, Rule, Word, looks, tail
 from perf.gate import judge as judge_samples
+from perf.metrics import HIGHER_IS_BETTER
 from perf.record import CaseRecord, LaunchRecord, Measurement, RelationRecord, SuiteRecord
 from perf.sample import LaunchSample, StoredCase, geometric_mean, throughputs
 from perf.text import printable
@@ -259,15 +260,15 @@ def _not_comparable(suite: SuiteRecord, case: CaseRecord, launches: list[LaunchR
 
 def _moved(before: tuple[LaunchSample, ...], after: tuple[LaunchSample, ...], suite: SuiteRecord) -> Iterator[Moved]:
     explanation = Rule(margin=suite.margin, tail=EXPLANATION_TAIL, power=suite.power)
-    for name, unit, better in (
-        ("acceptance length", "", True),
-        ("steps/s", "", True),
-        ("TTFT", "ms", False),
-        ("TPOT", "ms", False),
+    for name, unit, metric in (
+        ("acceptance length", "", "acceptance_length"),
+        ("steps/s", "", "output_throughput"),  # a rate of the same direction
+        ("TTFT", "ms", "ttft_s"),
+        ("TPOT", "ms", "tpot_s"),
     ):
         first, second = _per_launch(name, before), _per_launch(name, after)
         if first is not None and second is not None:
-            found = judge_samples(first, second, explanation, higher_is_better=better)
+            found = judge_samples(first, second, explanation, higher_is_better=HIGHER_IS_BETTER[metric])
             moved: bool | None = None
             if not found.lo <= 0 <= found.hi and abs(found.change) >= suite.margin / 3:
                 moved = True

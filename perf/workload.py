@@ -51,7 +51,7 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedRequest:
-    """One request as it will be sent. `salt` is empty but for a server whose cache could not be flushed."""
+    """One request as it will be sent."""
 
     index: int
     prompt_id: str

@@ -24,7 +24,7 @@ ALLOWED: dict[str, set[str]] = {
     "workload": set(),
     "suite": {"text", "workload"},
     "relations": {"gate", "sample", "suite"},
-    "verdict": {"gate", "record", "relations", "sample", "text", "validity"},
+    "verdict": {"gate", "metrics", "record", "relations", "sample", "text", "validity"},
     "campaign": {"gate", "record", "relations", "text", "verdict"},
     "report": {"gate", "text", "validity", "verdict"},
     # Files.
