@@ -13,6 +13,7 @@ from filelock import FileLock, Timeout
 from pydantic import ConfigDict, TypeAdapter
 from pytest_benchmark.stats import Stats
 
+from perf import migration
 from perf.files import FileError, read_json, to_json, write_text
 from perf.sample import SCHEMA, StoredCase, are_comparable, geometric_mean, is_sound, throughputs
 from perf.text import printable
@@ -32,7 +33,7 @@ class _Benchmark:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _File:
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(allow_inf_nan=False)  # holds for what is inside, too
-    version: Literal["sglang-perf baseline 1"]
+    version: Literal["sglang-perf baseline 2"]
     benchmarks: tuple[_Benchmark, ...]
 
 
@@ -58,7 +59,10 @@ class Store:
             return ()
         except OSError as error:
             raise FileError(f"{path}: cannot be read as a baseline file: {error.strerror}") from error
-        cases = tuple(benchmark.extra_info for benchmark in read_json(path, _ADAPTER, "a baseline file").benchmarks)
+        cases = tuple(
+            benchmark.extra_info
+            for benchmark in read_json(path, _ADAPTER, "a baseline file", migration.baseline).benchmarks
+        )
         for case in cases:
             _believe(case, path, f"{suite}/{variant}")
         if len({case.level for case in cases}) != len(cases):
@@ -118,7 +122,7 @@ def _render(rig_id: str, suite: str, variant: str, cases: list[StoredCase]) -> s
     head = {
         "machine_info": {"node": rig_id, "python_version": platform.python_version()},
         "commit_info": {},
-        "version": "sglang-perf baseline 1",
+        "version": migration.BASELINE_VERSION,
         "datetime": max(case.promotion.promoted_at for case in cases),
     }
     return to_json(head).rstrip()[:-1] + ', "benchmarks": [\n' + lines + "\n]}\n"

@@ -3,6 +3,7 @@
 import json
 import os
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
@@ -10,8 +11,8 @@ from pydantic import TypeAdapter, ValidationError
 
 T = TypeVar("T")
 
-#: No campaign, baseline or fingerprint comes near this; a larger file is not one of ours.
-MAX_JSON_BYTES = 512 * 1024 * 1024
+#: A campaign of a thousand rounds has a megabyte or two; a larger file is not one of ours.
+MAX_JSON_BYTES = 64 * 1024 * 1024
 
 
 class FileError(Exception):
@@ -38,8 +39,13 @@ def write_text(path: Path, text: str) -> None:
         raise FileError(f"{path}: cannot be written: {error.strerror}; nothing was changed") from error
 
 
-def read_json(path: Path, adapter: TypeAdapter[T], what: str) -> T:
-    """Read and validate a JSON file; `what` names its kind in errors. Raises FileError."""
+def read_json(
+    path: Path, adapter: TypeAdapter[T], what: str, upgrade: Callable[[bytes], bytes] = lambda data: data
+) -> T:
+    """Read and validate a JSON file; `what` names its kind in errors, `upgrade` brings an older one up to date.
+
+    `upgrade` raises ValueError for a file that it knows and cannot bring up to date. Raises FileError.
+    """
     try:
         size = path.stat().st_size
         if size > MAX_JSON_BYTES:
@@ -48,11 +54,13 @@ def read_json(path: Path, adapter: TypeAdapter[T], what: str) -> T:
     except OSError as error:
         raise FileError(f"{path}: cannot be read as {what}: {error.strerror}") from error
     try:
-        return adapter.validate_json(data)
+        return adapter.validate_json(upgrade(data))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(map(str, first["loc"])) or "the whole file"
         raise FileError(f"{path}: not {what}: {place}: {first['msg']}") from error
+    except ValueError as error:
+        raise FileError(f"{path}: {what} {error}") from error
 
 
 def to_json(value: object, *, indent: int | None = None) -> str:

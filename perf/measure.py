@@ -2,6 +2,7 @@
 
 import os
 import secrets as randomness
+import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -10,8 +11,10 @@ from pathlib import Path
 
 from perf import load, metrics, server, validity
 from perf.files import FileError, to_json, write_text
+from perf.provenance import build_of
 from perf.record import LaunchRecord, Measurement, RoundRecord, now_utc
 from perf.redaction import Secrets
+from perf.sample import Build
 from perf.sglang import Control
 from perf.suite import Suite, Variant
 from perf.text import printable
@@ -77,6 +80,7 @@ class Bench:
             env=() if self.base_url else server.recorded_env(spec),
             model=None,
             server_version=None,
+            build=self._build(variant),
             notes=(),
             measurements=(),
         )
@@ -115,6 +119,12 @@ class Bench:
                 record, measurements=tuple(replace(each, reasons=(*each.reasons, reason)) for each in kept)
             )
         return replace(record, duration_s=time.monotonic() - began)
+
+    def _build(self, variant: Variant) -> Build | None:
+        """Asked before every launch: a checkout may change under a campaign."""
+        if self.base_url is not None or self.suite.emulated or not any("{python}" in part for part in variant.command):
+            return None
+        return build_of(variant.python or sys.executable, self.suite.source.parent)
 
     def _server(self, spec: server.ServerSpec, folder: Path) -> server.Server:
         if self.base_url is not None:

@@ -29,7 +29,7 @@ from perf.files import FileError
 from perf.gate import Word
 from perf.measure import Bench, Show, api_key
 from perf.promotion import command
-from perf.record import Campaign, CaseRecord, LaunchRecord, Measurement, RelationRecord, SuiteRecord
+from perf.record import Campaign, CaseRecord, LaunchRecord, Measurement, RelationRecord, SuiteRecord, WorkloadRecord
 from perf.redaction import Secrets
 from perf.rig import EMULATED_RIG_ID, Rig, probe
 from perf.sample import StoredCase, throughputs
@@ -49,8 +49,6 @@ T = TypeVar("T")
 
 #: How soon the end of tox is seen; a look costs a microsecond.
 PARENT_POLL_S = 0.5
-
-SHIPPED_SUITES = Path(__file__).parent / "suites"
 
 
 class ReplayClock:
@@ -239,7 +237,7 @@ def _perf_items(config: pytest.Config, asked: Sequence[str]) -> Iterator[PerfIte
     seen: dict[str, Path] = {}
     known: set[Path] = set()
     for name in asked or config.getini("perf_suite"):
-        path = find_suite(name, base)
+        path = suite.find(name, base)
         if path.resolve() in known:
             continue  # given twice
         known.add(path.resolve())
@@ -254,14 +252,6 @@ def _perf_items(config: pytest.Config, asked: Sequence[str]) -> Iterator[PerfIte
         subjects: tuple[Case | Relation, ...] = (*loaded.cases, *loaded.relations)
         for subject in subjects:
             yield PerfItem(loaded, subject)
-
-
-def find_suite(name: str, base: Path) -> Path:
-    """A suite file by path, or a shipped suite by name."""
-    shipped = SHIPPED_SUITES / f"{name}.toml"
-    if suite.NAME.fullmatch(name) and shipped.is_file() and not (base / name).is_file():
-        return shipped
-    return (base / name).resolve()
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -510,6 +500,14 @@ def suite_record(
         power=chosen.gate.power,
         family=chosen.family,
         max_launches=settings.max_launches or chosen.gate.max_launches or campaigns.DEFAULT_MAX_LAUNCHES,
+        workload=WorkloadRecord(
+            prompt_set=chosen.workload.prompt_set,
+            endpoint=chosen.workload.endpoint,
+            temperature=chosen.workload.temperature,
+            rounds=chosen.workload.rounds,
+            warmup_requests=chosen.workload.warmup_requests,
+            output_tokens=tuple((level, chosen.workload.tokens(level)) for level in chosen.workload.levels),
+        ),
         requests=tuple((level, chosen.workload.requests(level)) for level in chosen.workload.levels),
         level_must_be_reached=chosen.workload.level_must_be_reached,
         advisory=advisory,
@@ -558,6 +556,7 @@ def _guarded(bench: Bench, variant: str, ordinal: int, levels: tuple[int, ...]) 
             env=(),
             model=None,
             server_version=None,
+            build=None,
             notes=(),
             measurements=tuple(Measurement(level=level, rounds=(), reasons=(reason,)) for level in levels),
         )

@@ -120,6 +120,7 @@ def _stored(campaign: Campaign, suite: SuiteRecord, verdict: CaseVerdict, reason
         env=latest.variant_env,
         model=latest.model,
         server_version=latest.server_version,
+        build=latest.build,
         launches=launches,
         promotions=(
             Promotion(

@@ -15,10 +15,11 @@ from typing import ClassVar, Literal
 
 from pydantic import ConfigDict, TypeAdapter
 
+from perf import migration
 from perf.files import FileError, read_json, to_json, write_text
 from perf.metrics import RoundSummary
 from perf.rig import Rig
-from perf.sample import StoredCase, is_sound
+from perf.sample import Build, StoredCase, is_sound
 from perf.suite import Relation
 from perf.validity import Reason
 
@@ -75,8 +76,21 @@ class LaunchRecord:
     env: tuple[tuple[str, str], ...]
     model: str | None
     server_version: str | None
+    build: Build | None
     notes: tuple[str, ...]
     measurements: tuple[Measurement, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkloadRecord:
+    """What was asked, in words; that two cases were asked the same is told by their digests. Lengths in tokens."""
+
+    prompt_set: str
+    endpoint: str
+    temperature: float
+    rounds: int
+    warmup_requests: int
+    output_tokens: tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,9 +117,10 @@ class RelationRecord:
 class SuiteRecord:
     """One suite of a campaign: the rule it is judged by, its cases and its launches.
 
-    `family` is how many verdicts share alpha, `max_launches` the cap of the looks. `power_limits_w` is the hard part of
-    the fingerprint that the rig's id does not hold. `rerun` says that only what failed before was measured, `problem`
-    why the suite could not be measured to its end: then all of it is INVALID.
+    `family` is how many verdicts share alpha, `max_launches` the cap of the looks; `workload` is None in a file of
+    version 0.1. `power_limits_w` is the hard part of the fingerprint that the rig's id does not hold. `rerun` says that
+    only what failed before was measured, `problem` why the suite could not be measured to its end: then all of it is
+    INVALID.
     """
 
     name: str
@@ -117,6 +132,7 @@ class SuiteRecord:
     power: float
     family: int
     max_launches: int
+    workload: WorkloadRecord | None
     requests: tuple[tuple[int, int], ...]
     level_must_be_reached: bool
     advisory: str | None
@@ -135,7 +151,7 @@ class Campaign:
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(allow_inf_nan=False)  # holds for what is inside, too
 
     kind: Literal["sglang-perf campaign"] = "sglang-perf campaign"
-    schema: Literal[1] = 1
+    schema: Literal[2] = 2
     id: str
     started_at: str
     finished_at: str | None
@@ -179,7 +195,7 @@ def save(folder: Path, campaign: Campaign) -> None:
 
 def read(folder: Path) -> Campaign:
     """Read a campaign, complete or not. Raises FileError."""
-    campaign = read_json(folder / FILE_NAME, _ADAPTER, "a campaign file")
+    campaign = read_json(folder / FILE_NAME, _ADAPTER, "a campaign file", migration.campaign)
     if campaign.id != folder.name:
         raise FileError(f"{folder}: its file says it is campaign {campaign.id[:40]!r}; give the folder back its name")
     if campaign.complete != (campaign.finished_at is not None):

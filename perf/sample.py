@@ -4,19 +4,43 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-#: The schema of stored samples; a change of it comes with a migration.
-SCHEMA = 1
+#: The schema of stored samples; a change of it comes with a step in `migration`.
+SCHEMA = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Build:
+    """What a server's interpreter has installed; None where it is not there or not told.
+
+    `commit` and `dirty` are of an editable install: the commit, and a digest of what differs from it, None where
+    nothing does. `packages` is a digest over the name and version of every installed package.
+    """
+
+    sglang: str | None
+    torch: str | None
+    commit: str | None
+    dirty: str | None
+    packages: str
+
+    def __str__(self) -> str:
+        """`sglang 0.5.23 at 9f3e1d0c21ab, changed (5d41402a)`."""
+        told = f"sglang {self.sglang}" if self.sglang else "no sglang installed"
+        if self.commit:
+            told += f" at {self.commit[:12]}"
+        return told + (f", changed ({self.dirty[:8]})" if self.dirty else "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchSample:
     """One launch's numbers of one case, each once for every round.
 
-    tok/s, output tokens per verify step, and the medians of TTFT and TPOT in seconds.
+    tok/s, output tokens per verify step, and the medians of TTFT and TPOT in seconds; `start_s` is how long the server
+    took to be ready, None for one that already ran.
     """
 
     campaign: str
     launch: str
+    start_s: float | None
     output_throughput: tuple[float, ...]
     acceptance_length: tuple[float | None, ...]
     ttft_s: tuple[float, ...]
@@ -52,6 +76,7 @@ class StoredCase:
     env: tuple[tuple[str, str], ...]
     model: str | None
     server_version: str | None
+    build: Build | None
     launches: tuple[LaunchSample, ...]
     promotions: tuple[Promotion, ...]  # oldest first; the last is the one that holds
 

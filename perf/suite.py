@@ -27,6 +27,8 @@ MARKERS = ("gpu", "sglang_cpu", "rehearsal")
 #: Names that stand for something else in case ids and among the files of a baseline store.
 RESERVED_VARIANTS = ("expect", "crossover")
 
+SHIPPED = Path(__file__).parent / "suites"
+
 MAX_LEVEL = 100_000
 MAX_TOKENS = 10_000_000
 MAX_SUITE_BYTES = 4 * 1024 * 1024
@@ -304,6 +306,14 @@ DEFAULT_READY_PATH = "/health"
 DEFAULT_READY_TIMEOUT_S = 1800.0
 DEFAULT_MIN_REQUESTS = 30
 DEFAULT_REQUESTS_PER_STREAM = 4
+
+
+def find(name: str, base: Path) -> Path:
+    """A suite file by its path from `base`, or a shipped suite by name."""
+    shipped = SHIPPED / f"{name}.toml"
+    if NAME.fullmatch(name) and shipped.is_file() and not (base / name).is_file():
+        return shipped
+    return (base / name).resolve()
 
 
 def load(path: Path) -> Suite:

@@ -8,7 +8,7 @@ from perf.gate import Judgement, Rule, Word, looks, tail
 from perf.gate import judge as judge_samples
 from perf.metrics import HIGHER_IS_BETTER
 from perf.record import CaseRecord, LaunchRecord, Measurement, RelationRecord, SuiteRecord
-from perf.sample import LaunchSample, StoredCase, geometric_mean, throughputs
+from perf.sample import Build, LaunchSample, StoredCase, geometric_mean, throughputs
 from perf.text import printable
 from perf.validity import Reason, level_never_reached
 
@@ -113,7 +113,7 @@ def judge(suite: SuiteRecord) -> tuple[Verdict, ...]:
 def judge_case(suite: SuiteRecord, case: CaseRecord) -> CaseVerdict:
     """The verdict of one case from the launches that measured it."""
     taken = measurements(suite, case.variant, case.level)
-    reasons = _reasons(suite, case, [measurement for _, measurement in taken])
+    reasons = _reasons(suite, case, taken)
     samples = () if reasons else tuple(sample("", launch, measurement) for launch, measurement in taken)
     launches = [launch for launch, _ in taken]
     why = _not_comparable(suite, case, launches)
@@ -160,7 +160,7 @@ def judge_relation(suite: SuiteRecord, record: RelationRecord) -> RelationVerdic
         taken = measurements(suite, variant, level)
         launches += [launch for launch, _ in taken]
         logs[variant] = _last_log([launch for launch, _ in taken])
-        found = _reasons(suite, case, [measurement for _, measurement in taken])
+        found = _reasons(suite, case, taken)
         if found:
             reasons.append(
                 Reason(name=f"{case.id} is INVALID", seen=f"{found[0].name}: {found[0].seen}", advice=found[0].advice)
@@ -205,6 +205,7 @@ def sample(campaign: str, launch: LaunchRecord, measurement: Measurement) -> Lau
     return LaunchSample(
         campaign=campaign,
         launch=launch.name,
+        start_s=launch.start_s,
         output_throughput=tuple(each.output_throughput for each in summaries),
         acceptance_length=tuple(each.acceptance_length for each in summaries),
         ttft_s=tuple(each.ttft_s.p50 for each in summaries),
@@ -212,16 +213,27 @@ def sample(campaign: str, launch: LaunchRecord, measurement: Measurement) -> Lau
     )
 
 
-def _reasons(suite: SuiteRecord, case: CaseRecord, taken: list[Measurement]) -> tuple[Reason, ...]:
+def _reasons(
+    suite: SuiteRecord, case: CaseRecord, taken: tuple[tuple[LaunchRecord, Measurement], ...]
+) -> tuple[Reason, ...]:
     if suite.problem is not None:
         return (Reason(name="not measured", seen=suite.problem, advice="put that right, and measure again"),)
-    found = tuple(reason for measurement in taken for reason in measurement.all_reasons)
+    found = tuple(reason for _, measurement in taken for reason in measurement.all_reasons)
     if found:
         return found
+    builds = dict.fromkeys(launch.build for launch, _ in taken)
+    if len(builds) > 1:
+        return (
+            Reason(
+                name="build changed",
+                seen="launches of this case ran " + ", then ".join(_build(build) for build in builds),
+                advice="leave checkout and environment alone while a campaign runs, and measure again",
+            ),
+        )
     requests = dict(suite.requests)[case.level]
     if suite.level_must_be_reached and (reason := level_never_reached(case.level, requests)):
         return (reason,)
-    if not taken or not all(measurement.rounds and _whole(measurement) for measurement in taken):
+    if not taken or not all(measurement.rounds and _whole(measurement) for _, measurement in taken):
         return (
             Reason(
                 name="not measured",
@@ -322,6 +334,8 @@ def _notes(stored: StoredCase, launches: list[LaunchRecord]) -> Iterator[str]:
     ):
         if now != was:
             yield f"{name} {printable(now or '-', 80)}, was {printable(was or '-', 80)}"
+    if latest.build is not None and stored.build is not None and latest.build != stored.build:
+        yield f"build {_build(latest.build)}, was {_build(stored.build)}"
     if latest.command != stored.command:
         new = [part for part in latest.command if part not in stored.command]
         old = [part for part in stored.command if part not in latest.command]
@@ -329,6 +343,10 @@ def _notes(stored: StoredCase, launches: list[LaunchRecord]) -> Iterator[str]:
     changed = sorted({name for name, _ in set(latest.variant_env) ^ set(stored.env)})
     if changed:
         yield f"environment differs in {printable(', '.join(changed), 200)}"
+
+
+def _build(build: Build | None) -> str:
+    return "an unknown build" if build is None else printable(f"{build}, packages {build.packages[:8]}", 120)
 
 
 def _words(parts: list[str]) -> str:

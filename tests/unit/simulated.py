@@ -13,9 +13,18 @@ from perf import campaign as campaigns
 from perf import record
 from perf.gate import Rule, tail
 from perf.metrics import Distribution, RoundSummary
-from perf.record import Campaign, CaseRecord, LaunchRecord, Measurement, RelationRecord, RoundRecord, SuiteRecord
+from perf.record import (
+    Campaign,
+    CaseRecord,
+    LaunchRecord,
+    Measurement,
+    RelationRecord,
+    RoundRecord,
+    SuiteRecord,
+    WorkloadRecord,
+)
 from perf.rig import Rig
-from perf.sample import SCHEMA, LaunchSample, Promotion, StoredCase, geometric_mean
+from perf.sample import SCHEMA, Build, LaunchSample, Promotion, StoredCase, geometric_mean
 from perf.suite import Relation
 from perf.validity import Reason
 
@@ -47,6 +56,7 @@ def stored(
         LaunchSample(
             campaign="20260101-000000",
             launch=f"{variant}-{number}",
+            start_s=10.0,
             output_throughput=(value,),
             acceptance_length=(acceptance,),
             ttft_s=(ttft_s,),
@@ -65,6 +75,7 @@ def stored(
         env=(),
         model="model",
         server_version="0.5.2",
+        build=None,
         launches=launches,
         promotions=(
             Promotion(
@@ -133,6 +144,7 @@ def launch(
     extra: tuple[str, ...] = (),
     model: str = "model",
     version: str = "0.5.2",
+    build: Build | None = None,
 ) -> LaunchRecord:
     """One server process life."""
     return LaunchRecord(
@@ -148,6 +160,7 @@ def launch(
         env=tuple((env or {}).items()),
         model=model,
         server_version=version,
+        build=build,
         notes=(),
         measurements=measurements,
     )
@@ -189,6 +202,14 @@ def suite(
         power=0.95,
         family=len(cases) + len(relations),
         max_launches=max_launches,
+        workload=WorkloadRecord(
+            prompt_set="simulated",
+            endpoint="chat",
+            temperature=0.0,
+            rounds=1,
+            warmup_requests=8,
+            output_tokens=tuple((level, 512) for level in levels),
+        ),
         requests=tuple((level, max(30, 4 * level)) for level in levels),
         level_must_be_reached=True,
         advisory=None,

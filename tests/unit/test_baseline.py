@@ -148,6 +148,7 @@ def launch_samples(draw: st.DrawFn) -> LaunchSample:
     return LaunchSample(
         campaign=draw(texts),
         launch=draw(texts),
+        start_s=draw(st.none() | rates),
         output_throughput=draw(each(st.floats(1e-3, 1e9))),
         acceptance_length=draw(perhaps(rates)),
         ttft_s=draw(each(rates)),
@@ -321,18 +322,18 @@ def test_a_number_that_is_no_number_is_an_error(store: Store, value: str) -> Non
 @pytest.mark.parametrize("value", ["[0.0]", "[-1.0]", "[]", "[1.0, 2.0]"])
 def test_a_sample_that_is_none_is_an_error(store: Store, value: str) -> None:
     assert damaged(store, good(store).replace("[123.25]", value)) == (
-        "level 1: a stored sample must be different launches of positive numbers, promoted, under schema 1; "
+        "level 1: a stored sample must be different launches of positive numbers, promoted, under schema 2; "
         "restore the file from version control, or promote again"
     )
 
 
 @pytest.mark.parametrize(
-    ("old", "new"), [('"schema": 1', '"schema": 2'), ('"promotions": [{', '"promotions": [], "x": [{')]
+    ("old", "new"), [('"schema": 2', '"schema": 3'), ('"promotions": [{', '"promotions": [], "x": [{')]
 )
 def test_another_schema_or_no_promotion_is_an_error(store: Store, old: str, new: str) -> None:
     text = good(store)
     assert old in text
-    assert "under schema 1" in damaged(store, text.replace(old, new))
+    assert "under schema 2" in damaged(store, text.replace(old, new))
 
 
 def test_a_missing_field_is_named(store: Store) -> None:

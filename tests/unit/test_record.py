@@ -152,7 +152,10 @@ def test_a_foreign_file_is_an_error(tmp_path: Path, foreign: str) -> None:
 
 def test_a_campaign_of_another_schema_is_an_error(tmp_path: Path) -> None:
     text = (written(tmp_path, campaign()) / record.FILE_NAME).read_text()
-    assert "schema: Input should be 1" in refused(tmp_path, text.replace('"schema": 1', '"schema": 2'))
+    assert "a campaign file written by a newer version (schema 3, this one reads up to 2); update it" in refused(
+        tmp_path, text.replace('"schema": 2', '"schema": 3')
+    )
+    assert "schema: Input should be 2" in refused(tmp_path, text.replace('"schema": 2', '"schema": 0'))
 
 
 @pytest.mark.parametrize("value", ["NaN", "Infinity", "1e999"])

@@ -1,0 +1,279 @@
+"""The compact record of a campaign: its verdicts and the numbers behind them, small enough to keep for ever. Pure.
+
+For whoever reads a campaign and is not this suite: a dashboard, a bot, the documentation. Its schema is published as
+docs/schemas/record-1.json; within a schema fields are only added. It cannot be judged again: campaign.json can.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from pydantic import ConfigDict, TypeAdapter
+
+from perf.metrics import RoundSummary
+from perf.record import Campaign, CaseRecord, LaunchRecord, SuiteRecord, WorkloadRecord
+from perf.sample import Build, geometric_mean
+from perf.validity import Reason
+from perf.verdict import CaseVerdict, RelationVerdict, judge, measurements
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompactJudgement:
+    """Compared with what, and how it came out.
+
+    Shares: `change` of `before` to `after`, within [`lo`, `hi`]. Without an end where the interval has none.
+    """
+
+    before: float
+    after: float
+    change: float
+    lo: float | None
+    hi: float | None
+    launches_before: int
+    launches_after: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompactNumbers:
+    """Geometric means over the launches of a case. tok/s, seconds; None where a launch does not have it.
+
+    `per_request_throughput`, `ttft_s`, `tpot_s` and `e2e_s` are of each round's median over its requests.
+    """
+
+    launches: int
+    output_throughput: float
+    per_request_throughput: float | None
+    achieved_concurrency: float | None
+    ttft_s: float | None
+    tpot_s: float | None
+    e2e_s: float | None
+    acceptance_length: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompactCase:
+    """One case. `gated` is false where it was measured and not judged (ADVISORY)."""
+
+    id: str
+    variant: str
+    level: int
+    requests: int
+    workload_digest: str
+    verdict: str
+    gated: bool
+    numbers: CompactNumbers | None
+    judgement: CompactJudgement | None
+    reasons: tuple[Reason, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompactRelation:
+    """One relation: `variant` is at least `at_least` times the best of `of`."""
+
+    id: str
+    variant: str
+    at_least: float
+    of: tuple[str, ...]
+    best: str | None
+    level: int
+    verdict: str
+    gated: bool
+    judgement: CompactJudgement | None
+    reasons: tuple[Reason, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompactVariant:
+    """How a variant ran, by its last launch; `launches` of it took `rig_s` seconds together."""
+
+    name: str
+    command: tuple[str, ...]
+    env: tuple[tuple[str, str], ...]
+    model: str | None
+    server_version: str | None
+    build: Build | None
+    launches: int
+    rig_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompactSuite:
+    """One suite of the campaign: only what was selected."""
+
+    name: str
+    rig_id: str
+    margin: float
+    alpha: float
+    advisory: str | None
+    stopped: str | None
+    problem: str | None
+    workload: WorkloadRecord | None
+    variants: tuple[CompactVariant, ...]
+    cases: tuple[CompactCase, ...]
+    relations: tuple[CompactRelation, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompactRig:
+    """The machine: GPU names as often as there are GPUs."""
+
+    id: str
+    gpus: tuple[str, ...]
+    driver: str | None
+    cpu: str
+    kernel: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compact:
+    """The compact record of one campaign. Times are UTC, ISO 8601."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(allow_inf_nan=False)  # holds for what is inside, too
+
+    kind: Literal["sglang-perf record"] = "sglang-perf record"
+    schema: Literal[1] = 1
+    campaign: str
+    started_at: str
+    finished_at: str | None
+    complete: bool
+    tool_version: str
+    rig: CompactRig
+    suites: tuple[CompactSuite, ...]
+
+
+ADAPTER = TypeAdapter(Compact)
+
+
+def json_schema() -> dict[str, object]:
+    """The published schema of the record, JSON Schema 2020-12."""
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema"} | ADAPTER.json_schema()
+
+
+def compact(campaign: Campaign) -> Compact:
+    """The record of a campaign, complete or not."""
+    rig = campaign.rig
+    return Compact(
+        campaign=campaign.id,
+        started_at=campaign.started_at,
+        finished_at=campaign.finished_at,
+        complete=campaign.complete,
+        tool_version=campaign.tool_version,
+        rig=CompactRig(
+            id=rig.id,
+            gpus=tuple(gpu.name for gpu in rig.gpus),
+            driver=rig.driver,
+            cpu=rig.cpu,
+            kernel=rig.kernel,
+        ),
+        suites=tuple(_suite(suite) for suite in campaign.suites),
+    )
+
+
+def _suite(suite: SuiteRecord) -> CompactSuite:
+    verdicts = judge(suite)
+    cases = {case.id: case for case in suite.cases}
+    return CompactSuite(
+        name=suite.name,
+        rig_id=suite.rig_id,
+        margin=suite.margin,
+        alpha=suite.alpha,
+        advisory=suite.advisory,
+        stopped=suite.stopped,
+        problem=suite.problem,
+        workload=suite.workload,
+        variants=tuple(_variants(suite)),
+        cases=tuple(
+            _case(suite, cases[verdict.id], verdict) for verdict in verdicts if isinstance(verdict, CaseVerdict)
+        ),
+        relations=tuple(_relation(verdict) for verdict in verdicts if isinstance(verdict, RelationVerdict)),
+    )
+
+
+def _variants(suite: SuiteRecord) -> Iterator[CompactVariant]:
+    by_name: dict[str, list[LaunchRecord]] = {}
+    for launch in suite.launches:
+        by_name.setdefault(launch.variant, []).append(launch)
+    for name, launches in by_name.items():
+        last = launches[-1]
+        yield CompactVariant(
+            name=name,
+            command=last.command,
+            env=last.variant_env,
+            model=last.model,
+            server_version=last.server_version,
+            build=last.build,
+            launches=len(launches),
+            rig_s=sum(launch.duration_s for launch in launches),
+        )
+
+
+def _case(suite: SuiteRecord, case: CaseRecord, verdict: CaseVerdict) -> CompactCase:
+    return CompactCase(
+        id=verdict.id,
+        variant=verdict.variant,
+        level=verdict.level,
+        requests=dict(suite.requests)[verdict.level],
+        workload_digest=case.workload_digest,
+        verdict=verdict.word.value,
+        gated=verdict.advisory is None,
+        numbers=_numbers(suite, verdict),
+        judgement=_judgement(verdict),
+        reasons=verdict.reasons,
+    )
+
+
+def _relation(verdict: RelationVerdict) -> CompactRelation:
+    return CompactRelation(
+        id=verdict.id,
+        variant=verdict.variant,
+        at_least=verdict.at_least,
+        of=verdict.of,
+        best=verdict.best,
+        level=verdict.level,
+        verdict=verdict.word.value,
+        gated=verdict.advisory is None,
+        judgement=_judgement(verdict),
+        reasons=verdict.reasons,
+    )
+
+
+def _numbers(suite: SuiteRecord, verdict: CaseVerdict) -> CompactNumbers | None:
+    if verdict.measured is None:
+        return None
+    rounds = [
+        each.summary
+        for _, measurement in measurements(suite, verdict.variant, verdict.level)
+        for each in measurement.rounds
+        if each.summary is not None
+    ]
+
+    def mean(value_of: Callable[[RoundSummary], float | None]) -> float | None:
+        known = [value for each in rounds if (value := value_of(each)) is not None and value > 0]
+        return geometric_mean(known) if known and len(known) == len(rounds) else None
+
+    return CompactNumbers(
+        launches=verdict.launches,
+        output_throughput=verdict.measured.output_throughput,
+        per_request_throughput=mean(lambda each: each.per_request_throughput.p50),
+        achieved_concurrency=mean(lambda each: each.achieved_concurrency),
+        ttft_s=mean(lambda each: each.ttft_s.p50),
+        tpot_s=mean(lambda each: None if each.tpot_s is None else each.tpot_s.p50),
+        e2e_s=mean(lambda each: each.e2e_s.p50),
+        acceptance_length=mean(lambda each: each.acceptance_length),
+    )
+
+
+def _judgement(verdict: CaseVerdict | RelationVerdict) -> CompactJudgement | None:
+    found = verdict.judgement
+    if found is None:
+        return None
+    return CompactJudgement(
+        before=found.before,
+        after=found.after,
+        change=found.change,
+        lo=found.lo if math.isfinite(found.lo) else None,
+        hi=found.hi if math.isfinite(found.hi) else None,
+        launches_before=found.launches_before,
+        launches_after=found.launches_after,
+    )

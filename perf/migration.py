@@ -1,0 +1,92 @@
+"""Files of earlier versions, as this version would have written them. Pure; every step is tested on a real old file.
+
+A step adds what its schema added, as "not known", and changes no number. What is no file of ours is passed on as it
+is: whoever reads it says what is wrong with it.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+
+from perf.sample import SCHEMA
+
+#: The schema of campaign files.
+CAMPAIGN_SCHEMA = 2
+
+BASELINE_VERSION = f"sglang-perf baseline {SCHEMA}"
+
+_Object = dict[str, object]
+
+
+class NewerFileError(ValueError):
+    """A file that a later version wrote."""
+
+    def __init__(self, schema: int, known: int) -> None:
+        super().__init__(f"written by a newer version (schema {schema}, this one reads up to {known}); update it")
+
+
+def campaign(data: bytes) -> bytes:
+    """The text of a campaign file, brought to CAMPAIGN_SCHEMA. Raises NewerFileError."""
+    file = _object(data)
+    if file is None or file.get("kind") != "sglang-perf campaign":
+        return data
+    return _brought(data, file, file.get("schema"), CAMPAIGN_SCHEMA, {1: _campaign_2})
+
+
+def baseline(data: bytes) -> bytes:
+    """The text of a baseline file, brought to the schema of samples. Raises NewerFileError."""
+    file = _object(data)
+    head, _, number = str(file.get("version") if file else "").rpartition(" ")
+    if file is None or head != "sglang-perf baseline" or not number.isdecimal() or len(number) > 4:
+        return data
+    return _brought(data, file, int(number), SCHEMA, {1: _baseline_2})
+
+
+def _brought(
+    data: bytes, file: _Object, schema: object, newest: int, steps: Mapping[int, Callable[[_Object], None]]
+) -> bytes:
+    if not isinstance(schema, int) or schema == newest:
+        return data
+    if schema > newest:
+        raise NewerFileError(schema, newest)
+    for number in range(schema, newest):
+        if number not in steps:
+            return data
+        steps[number](file)
+    return json.dumps(file).encode()
+
+
+def _campaign_2(file: _Object) -> None:
+    """0.2: the build behind each launch, what the workload was, and stored baselines that say the same."""
+    file["schema"] = 2
+    for suite in _objects(file.get("suites")):
+        suite["workload"] = None
+        for launch in _objects(suite.get("launches")):
+            launch["build"] = None
+        for case in _objects(suite.get("cases")):
+            _stored_2(case.get("stored"))
+
+
+def _baseline_2(file: _Object) -> None:
+    file["version"] = "sglang-perf baseline 2"
+    for benchmark in _objects(file.get("benchmarks")):
+        _stored_2(benchmark.get("extra_info"))
+
+
+def _stored_2(case: object) -> None:
+    """0.2: the build, and how long each launch took to be ready."""
+    if isinstance(case, dict) and case.get("schema") == 1:
+        case |= {"schema": 2, "build": None}
+        for launch in _objects(case.get("launches")):
+            launch["start_s"] = None
+
+
+def _object(data: bytes) -> _Object | None:
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _objects(value: object) -> list[_Object]:
+    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []

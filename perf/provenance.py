@@ -1,0 +1,89 @@
+"""Which build of SGLang a server runs: asked of its own interpreter, without importing anything of it.
+
+The installed build is the provenance, not what a workflow says it checked out (vllm-ascend#16070). For an editable
+install that is the state of its checkout: the commit, and a digest of what differs from it.
+"""
+
+import hashlib
+import json
+import os
+import subprocess
+from pathlib import Path
+
+from perf.sample import Build
+
+#: An interpreter that reads the metadata of its packages, and git on a large checkout, take a second or two.
+PROBE_TIMEOUT_S = 30.0
+
+#: Untracked files beyond this (models, logs) are told by their size and time, not by their bytes.
+MAX_UNTRACKED_BYTES = 1024 * 1024
+
+#: Run by the server's interpreter, isolated from our own path: every package and version, where SGLang's source lies.
+_PROBE = """
+import importlib.metadata as metadata, json
+packages, source = {}, None
+for each in metadata.distributions():
+    name = str(each.metadata["Name"] or "").lower().replace("_", "-")
+    packages.setdefault(name, each.version)
+    if name == "sglang":
+        told = json.loads(each.read_text("direct_url.json") or "{}")
+        if told.get("dir_info", {}).get("editable"):
+            source = told.get("url")
+print(json.dumps({"packages": packages, "source": source}))
+"""
+
+
+def build_of(python: str, folder: Path) -> Build | None:
+    """The build behind an interpreter, as a server started in `folder` finds it; None where it does not tell."""
+    found = _run([python, "-I", "-c", _PROBE], folder)
+    try:
+        told = json.loads(found or b"")
+        packages: dict[str, str] = {str(name): str(version) for name, version in told["packages"].items()}
+        source = told["source"]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+    commit, dirty = None, None
+    if isinstance(source, str) and source.startswith("file://"):
+        commit, dirty = _checkout(Path(source.removeprefix("file://")))
+    listed = "\n".join(f"{name}=={packages[name]}" for name in sorted(packages))
+    return Build(
+        sglang=packages.get("sglang"),
+        torch=packages.get("torch"),
+        commit=commit,
+        dirty=dirty,
+        packages=hashlib.sha256(listed.encode()).hexdigest()[:16],
+    )
+
+
+def _checkout(source: Path) -> tuple[str | None, str | None]:
+    """Commit and digest of the changes of the checkout that `source` lies in."""
+    commit = _run(["git", "rev-parse", "HEAD"], source)
+    top = _run(["git", "rev-parse", "--show-toplevel"], source)
+    changes = _run(["git", "diff", "HEAD", "--binary"], source)
+    untracked = _run(["git", "ls-files", "--others", "--exclude-standard", "-z", "--full-name", ":/"], source)
+    if commit is None or top is None or changes is None or untracked is None:
+        return None, None
+    digest = hashlib.sha256(changes)
+    for name in sorted(part for part in untracked.split(b"\0") if part):
+        digest.update(name + b"\0" + _told(Path(os.fsdecode(top.rstrip(b"\n"))) / os.fsdecode(name)))
+    return commit.decode().strip(), digest.hexdigest()[:16] if changes or untracked else None
+
+
+def _told(path: Path) -> bytes:
+    try:
+        status = path.stat()
+        if path.is_file() and status.st_size <= MAX_UNTRACKED_BYTES:
+            return path.read_bytes()
+    except OSError:  # gone meanwhile, or not ours to read: its name is in the digest all the same
+        return b""
+    return f"{status.st_size} {status.st_mtime_ns}".encode()
+
+
+def _run(command: list[str], folder: Path) -> bytes | None:
+    try:
+        done = subprocess.run(
+            command, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, timeout=PROBE_TIMEOUT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout if done.returncode == 0 else None
