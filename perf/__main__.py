@@ -1,21 +1,24 @@
-"""`python -m perf`: what only reads files and writes baselines. What starts a server is pytest."""
+"""`python -m perf`: what reads files, writes baselines and keeps the record. What measures a server is pytest."""
 
 import argparse
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import NoReturn
 
-from perf import record, report
+from perf import coverage, docs, plan, prune, record, report
 from perf.baseline import Store
-from perf.files import FileError
+from perf.compact import compact
+from perf.compare import compared
+from perf.files import FileError, to_json, write_text
 from perf.gate import Word, worst
 from perf.promotion import DEFAULT_BASELINES, DEFAULT_CAMPAIGNS, PromotionError, command, promote
 from perf.record import Campaign, SuiteRecord
+from perf.suite import SuiteError
 from perf.text import percent, printable, share, throughput
 from perf.verdict import Verdict, judge
 
-#: Exit codes of `check` by the worst verdict.
+#: Exit codes of `check` and `compare` by the worst verdict.
 EXIT_BY_WORD = {
     Word.PASS: 0,
     Word.IMPROVED: 0,
@@ -27,6 +30,9 @@ EXIT_BY_WORD = {
 }
 EXIT_REFUSED = 1
 EXIT_USAGE = 64
+
+#: Verbs whose exit code 1 says something of a verdict: for them a file that cannot be read is a usage error.
+_JUDGING = ("check", "compare", "report")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -41,31 +47,111 @@ def main(arguments: list[str] | None = None) -> int:
     """Run one verb; the exit code."""
     options = parser().parse_args(arguments)
     try:
-        return _promote(options) if options.verb == "promote" else _check(options)
+        return _run(options)
+    except SuiteError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_USAGE
     except (FileError, PromotionError) as error:
         print(f"error: {error}", file=sys.stderr)
-        return EXIT_USAGE if options.verb == "check" else EXIT_REFUSED
+        return EXIT_USAGE if options.verb in _JUDGING else EXIT_REFUSED
 
 
 def parser() -> argparse.ArgumentParser:
     """The command line of every verb."""
     whole = _Parser(prog="python -m perf", description=__doc__)
     verbs = whole.add_subparsers(dest="verb", required=True, parser_class=_Parser)
-    promote_ = verbs.add_parser("promote", help="make a campaign's launches the stored baselines")
+
+    def verb(name: str, meaning: str) -> argparse.ArgumentParser:
+        added = verbs.add_parser(name, help=meaning, description=meaning)
+        added.add_argument("--baselines", type=Path, metavar="DIR", help="the store (default: baselines)")
+        added.add_argument("--campaign-dir", type=Path, default=DEFAULT_CAMPAIGNS, metavar="DIR")
+        return added
+
+    def suites(added: argparse.ArgumentParser) -> None:
+        added.add_argument(
+            "--suite", action="append", metavar="PATH|NAME", help="may be repeated (default: what pytest.ini names)"
+        )
+
+    def one_campaign(added: argparse.ArgumentParser) -> None:
+        added.add_argument("campaign", nargs="?", metavar="CAMPAIGN", help="its id or folder (default: the newest)")
+
+    promote_ = verb("promote", "make a campaign's launches the stored baselines")
+    one_campaign(promote_)
     promote_.add_argument("--reason", required=True, help="why, for whoever reads the baseline later")
     promote_.add_argument("--case", metavar="GLOB", help='only these cases, such as "*/eagle3/c016"')
     promote_.add_argument("--add", action="store_true", help="join the stored launches instead of replacing them")
-    check = verbs.add_parser("check", help="judge a stored campaign again, without a server")
-    for verb in (promote_, check):
-        verb.add_argument("campaign", nargs="?", metavar="CAMPAIGN", help="its id or folder (default: the newest)")
-        verb.add_argument("--baselines", type=Path, metavar="DIR", help="the store (default: baselines)")
-        verb.add_argument("--campaign-dir", type=Path, default=DEFAULT_CAMPAIGNS, metavar="DIR")
+
+    one_campaign(verb("check", "judge a stored campaign again, without a server"))
+
+    compare_ = verb("compare", "judge campaign B against campaign A, as if A were the stored baseline")
+    compare_.add_argument("before", metavar="A", help="a campaign's id or folder")
+    compare_.add_argument("after", metavar="B", help="a campaign's id or folder")
+
+    report_ = verb("report", "a campaign as text, as markdown for a pull request, or as JSON for programs")
+    one_campaign(report_)
+    report_.add_argument("--format", choices=("text", "markdown", "json"), default="text")
+    report_.add_argument("--output", type=Path, metavar="FILE", help="write there instead of to the terminal")
+
+    suites(verb("plan", "what a launch of each suite costs in rig-minutes"))
+
+    suites(verb("baselines", "which cases have a stored baseline, how old it is, and what is stored for nobody"))
+
+    prune_ = verb("prune", "remove old campaigns; never one that a stored baseline came from")
+    prune_.add_argument("--keep", type=_count, default=prune.DEFAULT_KEEP, metavar="N", help="how many stay")
+    prune_.add_argument("--dry-run", action="store_true", help="say what would go, and remove nothing")
+
+    doctor_ = verb("doctor", "is this machine fit to measure: idle, clocks, disk, ports, versions, noise")
+    suites(doctor_)
+    doctor_.add_argument("--noise", action="store_true", help="measure the emulator against itself, a minute or two")
+
+    docs_ = verb("docs", "renew the generated blocks of the documentation, and nothing else in it")
+    docs_.add_argument("--check", action="store_true", help="change nothing; fail where a block is stale")
+    docs_.add_argument("--root", type=Path, default=Path(), metavar="DIR", help="the project (default: here)")
+    actions = docs_.add_subparsers(dest="action", parser_class=_Parser)
+    add = actions.add_parser("add", help="write the skeleton of an entry about a campaign")
+    one_campaign(add)
+    add.add_argument("--title", required=True)
+    add.add_argument("--log", type=Path, default=docs.LOG, metavar="FILE", help=f"(default: {docs.LOG})")
     return whole
 
 
-def _promote(options: argparse.Namespace) -> int:
-    campaign = record.read(record.find(options.campaign_dir, options.campaign))
+def _run(options: argparse.Namespace) -> int:
     store = Store(options.baselines or DEFAULT_BASELINES)
+    match options.verb:
+        case "promote":
+            return _promote(options, store)
+        case "check":
+            return _check(options)
+        case "compare":
+            return _compare(options)
+        case "report":
+            return _report(options)
+        case "plan":
+            return plan.show(options.suite, store)
+        case "baselines":
+            return coverage.show(options.suite, store)
+        case "prune":
+            return prune.prune(options.campaign_dir, store, keep=options.keep, dry_run=options.dry_run)
+        case "doctor":
+            from perf import doctor  # noqa: PLC0415 - it brings the client along, which takes a second to import
+
+            return doctor.examine(options.suite, options.campaign_dir, store, noise=options.noise)
+        case _:
+            if options.action == "add":
+                folder = record.find(options.campaign_dir, options.campaign)
+                return docs.add(options.root, options.log, record.read(folder), title=options.title)
+            return docs.renew(options.root, check=options.check)
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError("at least 1")
+    return value
+
+
+def _promote(options: argparse.Namespace, store: Store) -> int:
+    campaign = record.read(record.find(options.campaign_dir, options.campaign))
     outcome = promote(campaign, store, reason=options.reason, pattern=options.case, add=options.add)
     for case, old, new, launches in outcome.promoted:
         change = "" if old is None else f" ({percent(new / old - 1)})"
@@ -78,17 +164,42 @@ def _promote(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> int:
-    folder = record.find(options.campaign_dir, options.campaign)
+    folder, campaign = _complete(options.campaign_dir, options.campaign)
+    suites = campaign.suites
+    if options.baselines is not None:
+        suites = tuple(_against(suite, Store(options.baselines)) for suite in suites)
+    return _judged(suites, campaign, folder, options)
+
+
+def _compare(options: argparse.Namespace) -> int:
+    _, before = _complete(options.campaign_dir, options.before)
+    folder, after = _complete(options.campaign_dir, options.after)
+    found = compared(before, after)
+    print(f"{after.id} against {before.id}: the column baseline is {before.id}")
+    for line in found.left_out:
+        print(line)
+    print()
+    return _judged(found.suites, after, folder, options)
+
+
+def _complete(campaigns: Path, name: str | None) -> tuple[Path, Campaign]:
+    """A campaign that may be judged, and its folder. Raises FileError."""
+    folder = record.find(campaigns, name)
     campaign = record.read(folder)
     if not campaign.complete:
         raise FileError(f"campaign {campaign.id} is not complete (interrupted, or still running): it has no verdict")
+    return folder, campaign
+
+
+def _judged(suites: tuple[SuiteRecord, ...], campaign: Campaign, folder: Path, options: argparse.Namespace) -> int:
+    """Show the verdicts of suites; the exit code of the worst."""
     words: list[Word] = []
     nothing = True
-    for suite in campaign.suites:
-        judged = judge(suite if options.baselines is None else _against(suite, Store(options.baselines)))
-        _print(suite, judged, campaign, folder, command(folder, options.baselines or DEFAULT_BASELINES))
-        nothing = nothing and not judged
-        words += [verdict.word for verdict in judged if report.word(verdict) != "ADVISORY"]
+    for suite in suites:
+        verdicts = judge(suite)
+        print(_text(suite, verdicts, campaign, folder, command(folder, options.baselines or DEFAULT_BASELINES)))
+        nothing = nothing and not verdicts
+        words += [verdict.word for verdict in verdicts if report.word(verdict) != "ADVISORY"]
     if not words:
         print("nothing in this campaign is gated")
         return EXIT_BY_WORD[Word.INVALID] if nothing else 0
@@ -107,15 +218,38 @@ def _against(suite: SuiteRecord, store: Store) -> SuiteRecord:
     )
 
 
-def _print(suite: SuiteRecord, judged: tuple[Verdict, ...], campaign: Campaign, folder: Path, promote: str) -> None:
-    print(f"{suite.name} on {suite.rig_id}, margin {share(suite.margin)}, campaign {campaign.id}\n")
-    print(report.table(judged))
-    print(f"\n{report.tally(judged)}\n")
-    if remarks := report.remarks(judged, ((launch.name, launch.notes) for launch in suite.launches)):
-        print(f"{remarks}\n")
-    for verdict in judged:
-        if not report.passes(verdict) or verdict.word is Word.IMPROVED:
-            print(f"{verdict.id}\n{report.screen(verdict, promote, str(folder))}\n")
+def _report(options: argparse.Namespace) -> int:
+    folder, campaign = _complete(options.campaign_dir, options.campaign)
+    promote_command = command(folder, options.baselines or DEFAULT_BASELINES)
+    match options.format:
+        case "json":
+            text = to_json(asdict(compact(campaign)), indent=1)
+        case "markdown":
+            text = report.markdown(campaign, promote_command, str(folder))
+        case _:
+            text = "\n".join(_text(suite, judge(suite), campaign, folder, promote_command) for suite in campaign.suites)
+    if options.output is None:
+        print(text, end="" if text.endswith("\n") else "\n")
+    else:
+        write_text(options.output, text if text.endswith("\n") else text + "\n")
+    return 0
+
+
+def _text(
+    suite: SuiteRecord, judged: tuple[Verdict, ...], campaign: Campaign, folder: Path, promote_command: str
+) -> str:
+    parts = [
+        f"{suite.name} on {suite.rig_id}, margin {share(suite.margin)}, campaign {campaign.id}",
+        report.table(judged),
+        report.tally(judged),
+        report.remarks(judged, ((launch.name, launch.notes) for launch in suite.launches)),
+    ]
+    parts += [
+        f"{verdict.id}\n{report.screen(verdict, promote_command, str(folder))}"
+        for verdict in judged
+        if not report.passes(verdict) or verdict.word is Word.IMPROVED
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
 
 
 if __name__ == "__main__":

@@ -73,7 +73,7 @@ def promote(campaign: Campaign, store: Store, *, reason: str, pattern: str | Non
             elif verdict.word is Word.INVALID:
                 refused.append((verdict.id, f"INVALID: {verdict.reasons[0].name}"))
             else:
-                by_variant.setdefault(verdict.variant, []).append(_stored(campaign, suite, verdict, reason.strip()))
+                by_variant.setdefault(verdict.variant, []).append(stored_case(campaign, suite, verdict, reason.strip()))
         for variant, cases in by_variant.items():
             levels = {case.level: case for case in store.read(suite.rig_id, suite.name, variant)}
             before |= {case.case: levels[case.level] for case in cases if case.level in levels}
@@ -104,7 +104,8 @@ def promote(campaign: Campaign, store: Store, *, reason: str, pattern: str | Non
     return Outcome(promoted=tuple(promoted), refused=tuple(refused))
 
 
-def _stored(campaign: Campaign, suite: SuiteRecord, verdict: CaseVerdict, reason: str) -> StoredCase:
+def stored_case(campaign: Campaign, suite: SuiteRecord, verdict: CaseVerdict, reason: str) -> StoredCase:
+    """What a case of a campaign would be as a stored baseline."""
     taken = measurements(suite, verdict.variant, verdict.level)
     latest = taken[-1][0]
     launches = tuple(sample(campaign.id, launch, measurement) for launch, measurement in taken)

@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 from perf.sample import Build
 
@@ -44,7 +45,7 @@ def build_of(python: str, folder: Path) -> Build | None:
         return None
     commit, dirty = None, None
     if isinstance(source, str) and source.startswith("file://"):
-        commit, dirty = _checkout(Path(source.removeprefix("file://")))
+        commit, dirty = _checkout(Path(unquote(urlsplit(source).path)))
     listed = "\n".join(f"{name}=={packages[name]}" for name in sorted(packages))
     return Build(
         sglang=packages.get("sglang"),

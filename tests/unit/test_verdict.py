@@ -7,7 +7,7 @@ import pytest
 from perf import report
 from perf.gate import Word
 from perf.record import LaunchRecord, Measurement, RoundRecord, SuiteRecord
-from perf.sample import StoredCase
+from perf.sample import Build, StoredCase
 from perf.verdict import SIMULATED_ACCEPTANCE, CaseVerdict, judge_case, rule
 from tests.unit.simulated import failed, launch, measured, stored, suite
 
@@ -150,6 +150,29 @@ def test_what_is_being_tested_is_noted_beside_the_verdict_and_judged_all_the_sam
 
 def test_nothing_is_noted_where_nothing_differs() -> None:
     assert judged(100.0, 100.0).notes == ()
+
+
+OLD = Build(sglang="0.5.22", torch="2.9.0", commit="1a2b3c4d5e6f7a8b", dirty=None, packages="0123456789abcdef")
+NEW = replace(OLD, sglang="0.5.23", commit="9f3e1d0c21ab7788", dirty="5d41402abc4b2a76")
+
+
+def test_the_build_is_noted_beside_the_verdict_where_both_are_known_and_differ() -> None:
+    launches = tuple(launch(measured(100.0), ordinal=number, build=NEW) for number in (1, 2))
+    known = replace(STORE, build=OLD)
+    assert judged(launches=launches, store=known).notes == (
+        "build sglang 0.5.23 at 9f3e1d0c21ab, changed (5d41402a), packages 01234567, "
+        "was sglang 0.5.22 at 1a2b3c4d5e6f, packages 01234567",
+    )
+    assert judged(launches=launches, store=replace(known, build=NEW)).notes == ()
+    assert judged(launches=launches, store=STORE).notes == ()
+
+
+def test_launches_of_two_builds_are_no_sample() -> None:
+    """Somebody switched the branch under a running campaign."""
+    launches = tuple(launch(measured(100.0), ordinal=number, build=each) for number, each in enumerate((OLD, NEW), 1))
+    found = judged(launches=launches)
+    assert (found.word, [reason.name for reason in found.reasons]) == (Word.INVALID, ["build changed"])
+    assert "ran sglang 0.5.22 at 1a2b3c4d5e6f, packages 01234567, then sglang 0.5.23" in found.reasons[0].seen
 
 
 def speculative(*pairs: tuple[float, float]) -> tuple[LaunchRecord, ...]:

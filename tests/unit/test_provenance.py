@@ -1,0 +1,119 @@
+"""Which build a server runs: told by its interpreter's packages, and by git for an editable install."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from perf.provenance import build_of
+from perf.sample import Build
+
+GIT = {
+    "GIT_AUTHOR_NAME": "a",
+    "GIT_AUTHOR_EMAIL": "a@example.org",
+    "GIT_COMMITTER_NAME": "a",
+    "GIT_COMMITTER_EMAIL": "a@example.org",
+    "GIT_CONFIG_GLOBAL": os.devnull,
+}
+
+
+def git(folder: Path, *arguments: str) -> str:
+    done = subprocess.run(
+        ["git", *arguments], cwd=folder, env=os.environ | GIT, capture_output=True, text=True, check=True
+    )
+    return done.stdout.strip()
+
+
+class Environment:
+    """An interpreter with packages of its own, and the checkout that its SGLang is an editable install of."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder / "venv")], check=True)
+        self.python = str(folder / "venv" / "bin" / "python")
+        self.packages = next((folder / "venv" / "lib").glob("python*/site-packages"))
+        self.checkout = folder / "check out"
+        (self.checkout / "python").mkdir(parents=True)
+        (self.checkout / "python" / "engine.py").write_text("STEPS = 2\n")
+        (self.checkout / ".gitignore").write_text("*.pyc\n")
+        git(self.checkout, "init", "-q")
+        git(self.checkout, "add", ".")
+        git(self.checkout, "commit", "-qm", "first")
+
+    def install(self, name: str, version: str, *, editable: bool = False) -> None:
+        info = self.packages / f"{name}-{version}.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        if editable:
+            told = {"url": (self.checkout / "python").as_uri(), "dir_info": {"editable": True}}
+            (info / "direct_url.json").write_text(json.dumps(told))
+
+    def build(self) -> Build:
+        found = build_of(self.python, self.folder)
+        assert found is not None
+        return found
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> Environment:
+    return Environment(tmp_path)
+
+
+def test_an_interpreter_without_sglang_says_so(environment: Environment) -> None:
+    build = environment.build()
+    assert (build.sglang, build.torch, build.commit, build.dirty) == (None, None, None, None)
+    assert str(build) == "no sglang installed"
+
+
+def test_an_installed_release_is_its_version(environment: Environment) -> None:
+    environment.install("sglang", "0.5.23")
+    environment.install("torch", "2.9.0+cu129")
+    build = environment.build()
+    assert (build.sglang, build.torch, build.commit) == ("0.5.23", "2.9.0+cu129", None)
+    assert str(build) == "sglang 0.5.23"
+
+
+def test_any_package_that_changes_changes_the_digest_of_the_packages(environment: Environment) -> None:
+    environment.install("sglang", "0.5.23")
+    before = environment.build()
+    environment.install("sgl_kernel", "0.4.1")
+    after = environment.build()
+    assert before.packages != after.packages
+    assert before.sglang == after.sglang
+
+
+def test_an_editable_install_is_its_commit(environment: Environment) -> None:
+    environment.install("sglang", "0.5.23", editable=True)
+    build = environment.build()
+    assert (build.commit, build.dirty) == (git(environment.checkout, "rev-parse", "HEAD"), None)
+    assert str(build) == f"sglang 0.5.23 at {str(build.commit)[:12]}"
+
+
+def test_a_changed_checkout_is_told_and_every_change_differs(environment: Environment) -> None:
+    environment.install("sglang", "0.5.23", editable=True)
+    source = environment.checkout / "python" / "engine.py"
+    seen = {environment.build().dirty}
+    source.write_text("STEPS = 3\n")
+    seen.add(environment.build().dirty)
+    source.write_text("STEPS = 4\n")
+    seen.add(environment.build().dirty)
+    (environment.checkout / "new kernel.cu").write_text("one")
+    seen.add(environment.build().dirty)
+    (environment.checkout / "new kernel.cu").write_text("two")
+    build = environment.build()
+    seen.add(build.dirty)
+    assert len(seen) == 5
+    assert str(build).endswith(f", changed ({str(build.dirty)[:8]})")
+    (environment.checkout / "python" / "engine.pyc").write_text("ignored by git, and by us")
+    assert environment.build() == build
+    git(environment.checkout, "checkout", "-q", ".")
+    (environment.checkout / "new kernel.cu").unlink()
+    assert environment.build().dirty is None
+
+
+@pytest.mark.parametrize("python", ["/nowhere/bin/python", "false", "true", "ls"])
+def test_what_is_no_interpreter_has_no_build(tmp_path: Path, python: str) -> None:
+    assert build_of(python, tmp_path) is None
