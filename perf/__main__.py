@@ -2,11 +2,13 @@
 
 import argparse
 import sys
+import tempfile
+from collections.abc import Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import NoReturn
 
-from perf import coverage, docs, plan, prune, record, report
+from perf import coverage, docs, plan, project, prune, record, report
 from perf.baseline import Store
 from perf.compact import compact
 from perf.compare import compared
@@ -14,6 +16,7 @@ from perf.files import FileError, to_json, write_text
 from perf.gate import Word, worst
 from perf.promotion import DEFAULT_BASELINES, DEFAULT_CAMPAIGNS, PromotionError, command, promote
 from perf.record import Campaign, SuiteRecord
+from perf.rig import probe, states
 from perf.suite import SuiteError
 from perf.text import percent, printable, share, throughput
 from perf.verdict import Verdict, judge
@@ -102,7 +105,13 @@ def parser() -> argparse.ArgumentParser:
 
     doctor_ = verb("doctor", "is this machine fit to measure: idle, clocks, disk, ports, versions, noise")
     suites(doctor_)
-    doctor_.add_argument("--noise", action="store_true", help="measure the emulator against itself, a minute or two")
+    doctor_.add_argument(
+        "--noise",
+        nargs="?",
+        const="",
+        metavar="CASE",
+        help="also measure a server against itself: the emulator, or this case of the suites",
+    )
 
     docs_ = verb("docs", "renew the generated blocks of the documentation, and nothing else in it")
     docs_.add_argument("--check", action="store_true", help="change nothing; fail where a block is stale")
@@ -133,9 +142,7 @@ def _run(options: argparse.Namespace) -> int:
         case "prune":
             return prune.prune(options.campaign_dir, store, keep=options.keep, dry_run=options.dry_run)
         case "doctor":
-            from perf import doctor  # noqa: PLC0415 - it brings the client along, which takes a second to import
-
-            return doctor.examine(options.suite, options.campaign_dir, store, noise=options.noise)
+            return _doctor(options, store)
         case _:
             if options.action == "add":
                 folder = record.find(options.campaign_dir, options.campaign)
@@ -148,6 +155,34 @@ def _count(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError("at least 1")
     return value
+
+
+def _doctor(options: argparse.Namespace, store: Store) -> int:
+    from perf import doctor  # noqa: PLC0415 - it brings the client along, which takes a second to import
+
+    rig, chosen = probe(), project.suites(options.suite, Path())
+    fit = True
+
+    def say(findings: Iterable[doctor.Finding]) -> None:
+        nonlocal fit
+        for finding in findings:
+            print(finding, flush=True)
+            fit = fit and finding.fitness is not doctor.Fitness.UNFIT
+
+    say(doctor.machine((options.campaign_dir, store.folder)))
+    say(doctor.gpus(rig, states()))
+    for each in chosen:
+        say(doctor.suite_needs(each, rig, asked=options.suite is not None))
+    if options.noise is not None:
+        cases = {case.id: (each, case) for each in chosen for case in each.cases}
+        if options.noise and options.noise not in cases:
+            raise SuiteError(f"--noise: no case {options.noise!r}; there are {', '.join(cases)}")
+        measured, case = cases[options.noise] if options.noise else doctor.steady_case()
+        margin = min(each.gate.margin for each in chosen)
+        with tempfile.TemporaryDirectory(prefix="sglang-perf-doctor-") as folder:
+            say(doctor.noise(measured, case, margin, rig, Path(folder), lambda line: print(f"       {line}")))
+    print("fit to measure" if fit else "not fit to measure: see UNFIT above")
+    return 0 if fit else EXIT_REFUSED
 
 
 def _promote(options: argparse.Namespace, store: Store) -> int:

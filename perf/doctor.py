@@ -1,7 +1,313 @@
+"""Is this machine fit to measure? Looks, and with `noise` measures one server against itself; changes nothing.
+
+Findings are data: `OK` and `NOTE` are said, `UNFIT` is a reason not to believe what would be measured here. What is
+looked at is what spoils a night: other work, slowed clocks, a full disk, a missing model, a client without handles.
+"""
+
+import importlib.metadata
+import os
+import resource
+import shutil
+import socket
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from math import log
 from pathlib import Path
 
-from perf.baseline import Store
+import psutil
+from packaging.requirements import Requirement
+
+from perf import load, ports, suite
+from perf.measure import Bench, Show
+from perf.provenance import build_of
+from perf.rig import EMULATED_RIG_ID, GpuState, Rig
+from perf.sample import throughputs
+from perf.suite import Case, Suite, Variant
+from perf.text import printable, share
+from perf.verdict import sample
+
+#: A quiet machine's own housekeeping stays below this share of its cores.
+MAX_BUSY = 0.10
+#: Taken by the host from a virtual machine: nothing measured while it happens is the server's.
+MAX_STOLEN = 0.02
+#: How long the processors are watched. Most housekeeping comes in bursts shorter than this.
+WATCH_S = 2.0
+#: A campaign with all its logs is far smaller; the rest is for whatever else writes to this disk over a night.
+MIN_FREE_BYTES = 2 * 1024**3
+#: Sockets of a round, its pipes and files, and the interpreter's own.
+SPARE_HANDLES = 256
+#: An idle GPU's own: context of the display, of a monitoring agent.
+MAX_IDLE_GPU_BYTES = 512 * 1024**2
+#: Hotter than this before any load, a card will slow down under it.
+MAX_IDLE_CELSIUS = 65
+
+#: Launches of a server against itself. Four tell a spread within a factor of about two, in a minute or two.
+NOISE_LAUNCHES = 4
+#: Of the emulated server: enough streams to keep the client busy, few enough for any machine.
+STEADY_LEVEL = 30
 
 
-def examine(suites: list[str] | None, campaigns: Path, store: Store, *, noise: bool) -> int:
-    raise NotImplementedError
+class Fitness(StrEnum):
+    """How a finding counts."""
+
+    OK = "ok"
+    NOTE = "note"
+    UNFIT = "UNFIT"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One thing that was looked at: `seen` on one line, and for what is unfit what to do."""
+
+    fitness: Fitness
+    name: str
+    seen: str
+    advice: str | None = None
+
+    def __str__(self) -> str:
+        line = f"{self.fitness:<5}  {self.name:<10}  {printable(self.seen, 400)}"
+        return line if self.advice is None else f"{line}\n{'':<19}do: {printable(self.advice, 400)}"
+
+
+def machine(folders: tuple[Path, ...]) -> Iterator[Finding]:
+    """This machine, whatever is measured on it. `folders` are where campaigns and baselines are written."""
+    yield from _versions()
+    yield from _processors()
+    for folder in folders:
+        yield _disk(folder)
+    yield _port()
+
+
+def _versions() -> Iterator[Finding]:
+    python = ".".join(map(str, sys.version_info[:3]))
+    missing: list[str] = []
+    try:
+        needed = [Requirement(text) for text in importlib.metadata.requires("sglang-perf") or ()]
+    except importlib.metadata.PackageNotFoundError:
+        seen = f"Python {python}; this suite runs from its folder and is not installed, so its needs are not known"
+        yield Finding(fitness=Fitness.NOTE, name="versions", seen=seen, advice="pip install -e . in the clone")
+        return
+    for each in needed:
+        if each.marker is not None:  # of an extra
+            continue
+        try:
+            there = importlib.metadata.version(each.name)
+        except importlib.metadata.PackageNotFoundError:
+            missing.append(f"{each.name} is missing")
+            continue
+        if not each.specifier.contains(there, prereleases=True):
+            missing.append(f"{each.name} {there}, needed {each.specifier}")
+    if missing:
+        yield Finding(fitness=Fitness.UNFIT, name="versions", seen="; ".join(missing), advice="pip install -e .")
+    else:
+        yield Finding(fitness=Fitness.OK, name="versions", seen=f"Python {python}, every package as needed")
+
+
+def _processors() -> Iterator[Finding]:
+    cores = os.cpu_count() or 1
+    before = {process.pid: process for process in psutil.process_iter()}
+    for process in before.values():
+        _cpu_percent(process)
+    times = psutil.cpu_times_percent(interval=WATCH_S)
+    busy = 1 - (times.idle + getattr(times, "iowait", 0.0)) / 100
+    stolen = getattr(times, "steal", 0.0) / 100
+    hungry = sorted(((_cpu_percent(each), each.pid, _name(each)) for each in before.values()), reverse=True)
+    who = ", ".join(f"{name} (pid {pid}, {used:.0f} %)" for used, pid, name in hungry[:3] if used >= 5)
+    seen = f"{share(round(busy, 3))} of {cores} cores busy over {WATCH_S:.0f} s, load {os.getloadavg()[0]:.1f}"
+    if busy > MAX_BUSY:
+        advice = "end other work, or measure when it is over"
+        yield Finding(fitness=Fitness.UNFIT, name="idle", seen=seen + (f": {who}" if who else ""), advice=advice)
+    else:
+        yield Finding(fitness=Fitness.OK, name="idle", seen=seen)
+    if stolen > MAX_STOLEN:
+        seen = f"the host took {share(round(stolen, 3))} of the time from this virtual machine"
+        yield Finding(fitness=Fitness.UNFIT, name="stolen", seen=seen, advice="measure on a host of your own")
+    governors = {path.read_text().strip() for path in _governors()}
+    if governors - {"performance"}:
+        yield Finding(
+            fitness=Fitness.NOTE,
+            name="clocks",
+            seen=f"the processors' governor is {', '.join(sorted(governors))}",
+            advice="cpupower frequency-set -g performance, for steadier numbers",
+        )
+
+
+def _governors() -> list[Path]:
+    return [path for path in Path("/sys/devices/system/cpu").glob("cpu*/cpufreq/scaling_governor") if path.is_file()]
+
+
+def _cpu_percent(process: psutil.Process) -> float:
+    try:
+        return float(process.cpu_percent())
+    except psutil.Error:  # gone, or another user's
+        return 0.0
+
+
+def _name(process: psutil.Process) -> str:
+    try:
+        return printable(process.name(), 40)
+    except psutil.Error:
+        return "ended"
+
+
+def _disk(folder: Path) -> Finding:
+    there = next(each for each in (folder, *folder.absolute().parents) if each.exists())
+    try:
+        free = shutil.disk_usage(there).free
+        with tempfile.TemporaryFile(dir=there) as file:
+            file.write(b"x")
+    except OSError as error:
+        seen = f"{folder} cannot be written: {error.strerror}"
+        return Finding(fitness=Fitness.UNFIT, name="disk", seen=seen, advice="give another folder, or its rights")
+    seen = f"{free / 1024**3:,.0f} GiB free for {folder}"
+    if free < MIN_FREE_BYTES:
+        advice = "python -m perf prune, or another folder"
+        return Finding(fitness=Fitness.UNFIT, name="disk", seen=seen, advice=advice)
+    return Finding(fitness=Fitness.OK, name="disk", seen=seen)
+
+
+def _port() -> Finding:
+    try:
+        held = ports.hold_port()
+    except ports.PortError as error:
+        return Finding(fitness=Fitness.UNFIT, name="ports", seen=str(error), advice="free the ports it names")
+    try:
+        with socket.create_server(("127.0.0.1", held.number)):
+            seen = f"{ports.PORTS.start} to {ports.PORTS.stop - 1} can be had on 127.0.0.1"
+            return Finding(fitness=Fitness.OK, name="ports", seen=seen)
+    except OSError as error:
+        seen = f"127.0.0.1:{held.number} cannot be listened on: {error.strerror}"
+        return Finding(fitness=Fitness.UNFIT, name="ports", seen=seen, advice="let servers listen on loopback")
+    finally:
+        held.release()
+
+
+def gpus(rig: Rig, states: tuple[GpuState, ...]) -> Iterator[Finding]:
+    """The GPUs, from what NVML said of them."""
+    if not rig.gpus:
+        yield Finding(fitness=Fitness.NOTE, name="gpu", seen=rig.note or "no GPU is seen")
+        return
+    yield Finding(fitness=Fitness.OK, name="gpu", seen=f"{rig.id}, driver {rig.driver or 'not told'}")
+    for state in states:
+        name = f"GPU {state.index}"
+        if state.processes:
+            who = ", ".join(f"{each.name} (pid {each.pid})" for each in state.processes[:5])
+            advice = "end them; the suite measures GPUs that are its own"
+            yield Finding(fitness=Fitness.UNFIT, name=name, seen=f"others are on it: {who}", advice=advice)
+        elif state.memory_used_bytes is not None and state.memory_used_bytes > MAX_IDLE_GPU_BYTES:
+            seen = f"{state.memory_used_bytes / 1024**3:.1f} GiB of its memory are taken and nobody is seen on it"
+            advice = "look for processes of other containers: nvidia-smi on the host"
+            yield Finding(fitness=Fitness.UNFIT, name=name, seen=seen, advice=advice)
+        if state.slowed_by:
+            advice = "cool it, or lift the limit it names: nvidia-smi -q -d PERFORMANCE"
+            yield Finding(
+                fitness=Fitness.UNFIT, name=name, seen=f"slowed by {', '.join(state.slowed_by)}", advice=advice
+            )
+        if state.celsius is not None and state.celsius > MAX_IDLE_CELSIUS:
+            seen = f"{state.celsius} degrees Celsius before any load"
+            yield Finding(fitness=Fitness.UNFIT, name=name, seen=seen, advice="wait, or look at its fans")
+        if state.persistent is False:
+            advice = "nvidia-smi -pm 1: without it each launch waits for the driver"
+            yield Finding(fitness=Fitness.NOTE, name=name, seen="persistence mode is off", advice=advice)
+    limits = sorted({state.power_limit_w for state in states if state.power_limit_w is not None})
+    if len(limits) > 1:
+        seen = f"power limits differ: {', '.join(f'{limit:.0f} W' for limit in limits)}"
+        yield Finding(fitness=Fitness.NOTE, name="power", seen=seen, advice="the slowest card sets the pace")
+
+
+def suite_needs(chosen: Suite, rig: Rig, *, asked: bool) -> Iterator[Finding]:
+    """What a suite needs of this machine. One for GPUs that are not here is unfit only where it was `asked` for."""
+    if len(rig.gpus) < chosen.gpus and not asked:
+        seen = f"{chosen.name} is for {chosen.gpus} GPUs, here are {len(rig.gpus)}: not looked at"
+        yield Finding(fitness=Fitness.NOTE, name="suite", seen=seen)
+        return
+    unfit: list[Finding] = []
+
+    def lacks(seen: str, advice: str) -> None:
+        unfit.append(Finding(fitness=Fitness.UNFIT, name="suite", seen=f"{chosen.name}: {seen}", advice=advice))
+
+    if len(rig.gpus) < chosen.gpus:
+        lacks(f"needs {chosen.gpus} GPUs, seen {len(rig.gpus)}", "run it on the rig")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # One socket a stream here; the server has its own limit, but it inherits ours.
+    if soft != resource.RLIM_INFINITY and soft < max(chosen.workload.levels) + SPARE_HANDLES:
+        lacks(
+            f"level {max(chosen.workload.levels)} needs about {max(chosen.workload.levels) + SPARE_HANDLES} open "
+            f"files, allowed are {soft}",
+            f"ulimit -n {hard if hard != resource.RLIM_INFINITY else 65536}",
+        )
+    named = (path for variant in chosen.variants for path in _paths(variant, chosen.source.parent))
+    for path in dict.fromkeys(named):
+        if not path.exists():
+            lacks(f"{path} is not there", f"point it at your own, in {chosen.source}")
+    builds = {
+        str(build_of(variant.python or sys.executable, chosen.source.parent) or "its interpreter does not answer")
+        for variant in chosen.variants
+        if any("{python}" in part for part in variant.command)
+    }
+    if unfit:
+        yield from unfit
+    else:
+        told = "" if chosen.emulated or not builds else f"; {', '.join(sorted(builds))}"
+        yield Finding(fitness=Fitness.OK, name="suite", seen=f"{chosen.name}: has what it needs{told}")
+
+
+def _paths(variant: Variant, folder: Path) -> Iterator[Path]:
+    """The files and folders a command names: its interpreter, and what stands behind an option that says path."""
+    if variant.python is not None and "/" in variant.python:
+        yield folder / variant.python
+    for option, value in zip(variant.command, variant.command[1:], strict=False):
+        local = value.startswith(("/", "./", "../"))
+        if option.startswith("--") and option.endswith("-path") and local:
+            yield folder / value
+
+
+def noise(
+    chosen: Suite, case: Case, margin: float, rig: Rig, folder: Path, show: Callable[[str], None]
+) -> Iterator[Finding]:
+    """Launch one case again and again: what of its throughput is luck, against the margin it is to be judged with.
+
+    The spread is the standard deviation of the logarithms over NOISE_LAUNCHES launches. Raises FileError.
+    """
+    variant, level = case.variant, case.level
+    alone = replace(chosen, workload=replace(chosen.workload, levels=(level,)))
+    bench = Bench(
+        suite=alone,
+        folder=folder,
+        prefix="doctor.",
+        base_url=None,
+        show=Show(line=show, live=lambda _: None),
+        limits=load.Limits(),
+    )
+    where = f"{case.id} on {EMULATED_RIG_ID if chosen.emulated else rig.id}"
+    samples = []
+    for ordinal in range(1, NOISE_LAUNCHES + 1):
+        launch = bench.measure(variant, ordinal, (level,))
+        for measurement in launch.measurements:
+            if reasons := measurement.all_reasons:
+                seen = f"{where}: {reasons[0].name}: {reasons[0].seen}"
+                yield Finding(fitness=Fitness.UNFIT, name="noise", seen=seen, advice=reasons[0].advice)
+                return
+            samples.append(sample("", launch, measurement))
+    spread = statistics.stdev(log(value) for value in throughputs(samples))
+    seen = f"{where}: {NOISE_LAUNCHES} launches of one and the same vary by {share(round(spread, 4))}"
+    if spread > margin / 3:
+        seen += f", more than a third of the margin of {share(margin)}"
+        yield Finding(
+            fitness=Fitness.UNFIT, name="noise", seen=seen, advice="quiet the machine, or expect many launches a night"
+        )
+    else:
+        yield Finding(fitness=Fitness.OK, name="noise", seen=f"{seen}; the margin is {share(margin)}")
+
+
+def steady_case() -> tuple[Suite, Case]:
+    """A case whose server is of constant speed: what varies is this machine, and the client on it."""
+    rehearsal = suite.load(suite.find("rehearsal", suite.SHIPPED))
+    calm = tuple(replace(each, command=(*each.command, "--launch-cv", "0")) for each in rehearsal.variants)
+    workload = replace(rehearsal.workload, requests_per_level=4 * STEADY_LEVEL, warmup_requests=STEADY_LEVEL)
+    chosen = replace(rehearsal, name="doctor", workload=workload, variants=calm, expectations=())
+    return chosen, next(case for case in chosen.cases if case.level == STEADY_LEVEL)

@@ -4,10 +4,15 @@ import hashlib
 import os
 import platform
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
+import psutil
 import pynvml
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +50,40 @@ class Rig:
         return tuple(gpu.power_limit_w for gpu in sorted(self.gpus, key=lambda gpu: gpu.uuid))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuProcess:
+    """A process on a GPU."""
+
+    pid: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuState:
+    """One GPU at this moment, numbered as NVML does; None and empty where the driver does not tell.
+
+    `slowed_by` are the reasons for which its clocks are held down, idleness not among them.
+    """
+
+    index: int
+    processes: tuple[GpuProcess, ...]
+    memory_used_bytes: int | None
+    slowed_by: tuple[str, ...]
+    celsius: int | None
+    persistent: bool | None
+    power_limit_w: float | None
+
+
+#: Reasons for held down clocks that spoil a measurement, by their bits. Idle, and clocks somebody set, are not among
+#: them (NVML, nvmlClocksEventReasons).
+_SLOWED_BY = {
+    pynvml.nvmlClocksEventReasonSwPowerCap: "its power cap",
+    pynvml.nvmlClocksThrottleReasonHwSlowdown: "the hardware (heat, power brake or a fast trigger)",
+    pynvml.nvmlClocksEventReasonSwThermalSlowdown: "heat (the driver)",
+    pynvml.nvmlClocksThrottleReasonHwThermalSlowdown: "heat (the hardware)",
+    pynvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown: "the power brake",
+}
+
 #: The rig of a suite whose time is synthetic: its baselines hold on any machine.
 EMULATED_RIG_ID = "emulated"
 
@@ -77,15 +116,59 @@ def probe() -> Rig:
     )
 
 
-def _gpu(handle: object) -> Gpu:
+def states() -> tuple[GpuState, ...]:
+    """Every GPU of this machine as it is now; none without NVML."""
     try:
-        limit = pynvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1000
-    except pynvml.NVMLError:  # some boards do not tell
-        limit = None
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return ()
+    try:
+        return tuple(_state(index) for index in range(pynvml.nvmlDeviceGetCount()))
+    except pynvml.NVMLError:
+        return ()
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _state(index: int) -> GpuState:
+    handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+    running = _told(pynvml.nvmlDeviceGetComputeRunningProcesses, handle) or ()
+    memory = _told(pynvml.nvmlDeviceGetMemoryInfo, handle)
+    reasons = _told(pynvml.nvmlDeviceGetCurrentClocksEventReasons, handle) or 0
+    mode = _told(pynvml.nvmlDeviceGetPersistenceMode, handle)
+    limit = _told(pynvml.nvmlDeviceGetEnforcedPowerLimit, handle)
+    return GpuState(
+        index=index,
+        processes=tuple(GpuProcess(pid=each.pid, name=_process_name(each.pid)) for each in running),
+        memory_used_bytes=None if memory is None else int(memory.used),
+        slowed_by=tuple(text for bit, text in _SLOWED_BY.items() if reasons & bit),
+        celsius=_told(pynvml.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU),
+        persistent=None if mode is None else bool(mode),
+        power_limit_w=None if limit is None else limit / 1000,
+    )
+
+
+def _told(ask: Callable[..., T], *arguments: object) -> T | None:
+    """What NVML answers; None where this board or driver does not tell."""
+    try:
+        return ask(*arguments)
+    except pynvml.NVMLError:
+        return None
+
+
+def _process_name(pid: int) -> str:
+    try:
+        return psutil.Process(pid).name()
+    except psutil.Error:  # of another container, or just ended
+        return "not seen from here"
+
+
+def _gpu(handle: object) -> Gpu:
+    limit = _told(pynvml.nvmlDeviceGetEnforcedPowerLimit, handle)
     return Gpu(
         name=_string(pynvml.nvmlDeviceGetName(handle)),
         uuid=_string(pynvml.nvmlDeviceGetUUID(handle)),
-        power_limit_w=limit,
+        power_limit_w=None if limit is None else limit / 1000,
     )
 
 

@@ -1,0 +1,171 @@
+"""`python -m perf doctor`: what would spoil a night is named before it is spent."""
+
+import shlex
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from perf import doctor
+from perf.__main__ import main
+from perf.doctor import Finding, Fitness
+from perf.rig import Gpu, GpuProcess, GpuState
+from tests.unit.simulated import RIG
+
+ROOT = Path(__file__).parents[2]
+
+CALM = GpuState(
+    index=0,
+    processes=(),
+    memory_used_bytes=3 * 1024**2,
+    slowed_by=(),
+    celsius=31,
+    persistent=True,
+    power_limit_w=600.0,
+)
+GPUS = replace(RIG, gpus=(Gpu(name="RTX PRO 6000", uuid="GPU-1", power_limit_w=600.0),), driver="580.1")
+
+SUITE = """
+[suite]
+name = "mine"
+{suite}
+[workload]
+concurrency = [{level}]
+output_tokens = 8
+[variants.baseline]
+command = {command}
+{variant}
+"""
+
+
+def gpus(state: GpuState) -> list[Finding]:
+    return list(doctor.gpus(GPUS, (state,)))
+
+
+def test_a_calm_gpu_is_fit() -> None:
+    assert [str(each) for each in gpus(CALM)] == [f"ok     gpu         {GPUS.id}, driver 580.1"]
+
+
+@pytest.mark.parametrize(
+    ("change", "seen"),
+    [
+        ({"processes": (GpuProcess(pid=4711, name="python"),)}, "others are on it: python (pid 4711)"),
+        ({"memory_used_bytes": 9 * 1024**3}, "9.0 GiB of its memory are taken and nobody is seen on it"),
+        ({"slowed_by": ("its power cap", "heat (the driver)")}, "slowed by its power cap, heat (the driver)"),
+        ({"celsius": 83}, "83 degrees Celsius before any load"),
+    ],
+)
+def test_what_spoils_a_gpu_is_unfit_and_says_what_to_do(change: dict[str, object], seen: str) -> None:
+    found = gpus(replace(CALM, **change))  # type: ignore[arg-type]
+    (unfit,) = (each for each in found if each.fitness is Fitness.UNFIT)
+    assert (unfit.name, unfit.seen) == ("GPU 0", seen)
+    assert unfit.advice
+
+
+def test_what_a_driver_does_not_tell_is_no_finding() -> None:
+    silent = replace(CALM, memory_used_bytes=None, celsius=None, persistent=None, power_limit_w=None)
+    assert [each.fitness for each in gpus(silent)] == [Fitness.OK]
+
+
+def test_cards_of_different_power_limits_are_noted() -> None:
+    found = list(doctor.gpus(GPUS, (CALM, replace(CALM, index=1, power_limit_w=450.0))))
+    assert [each.seen for each in found if each.name == "power"] == ["power limits differ: 450 W, 600 W"]
+
+
+def test_a_machine_without_a_gpu_says_why() -> None:
+    (found,) = doctor.gpus(replace(RIG, note="no GPU is seen: NVML answers not found"), ())
+    assert (found.fitness, found.seen) == (Fitness.NOTE, "no GPU is seen: NVML answers not found")
+
+
+def write(folder: Path, *, suite: str = "", level: int = 1, command: str = "", variant: str = "") -> Path:
+    path = folder / "mine.toml"
+    command = command or '["{python}", "-m", "perf.emulator", "--port", "{port}"]'
+    path.write_text(SUITE.format(suite=suite, level=level, command=command, variant=variant))
+    return path
+
+
+def examine(capsys: pytest.CaptureFixture[str], suite: Path, *more: str) -> tuple[int, str]:
+    code = main(["doctor", f"--suite={suite}", "--campaign-dir", str(suite.parent / "campaigns"), *more])
+    return code, capsys.readouterr().out
+
+
+def test_a_suite_that_has_what_it_needs_is_said_to(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _, text = examine(capsys, write(tmp_path))
+    assert "ok     suite       mine: has what it needs" in text
+    assert "ok     ports " in text
+    assert f"GiB free for {tmp_path / 'campaigns'}" in text
+
+
+@pytest.mark.parametrize(
+    ("change", "seen"),
+    [
+        ({"suite": 'requires = "gpu"\ngpus = 900'}, "mine: needs 900 GPUs, seen "),
+        ({"command": '["{python}", "-m", "x", "--model-path", "/models/none", "{port}"]'}, "/models/none is not there"),
+        ({"variant": 'python = "/opt/none/bin/python"'}, "/opt/none/bin/python is not there"),
+    ],
+)
+def test_what_a_suite_lacks_is_unfit_and_exit_code_1(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], change: dict[str, str], seen: str
+) -> None:
+    code, text = examine(capsys, write(tmp_path, **change))  # type: ignore[arg-type]
+    assert code == 1
+    assert seen in text
+    assert text.splitlines()[-1] == "not fit to measure: see UNFIT above"
+
+
+def test_a_model_that_is_a_name_and_not_a_path_is_not_looked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    named = '["{python}", "-m", "x", "--model-path", "org/model", "{port}"]'
+    _, text = examine(capsys, write(tmp_path, command=named))
+    assert "is not there" not in text
+
+
+def test_suites_for_gpus_that_nobody_asked_for_do_not_make_a_laptop_unfit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, suite='requires = "gpu"\ngpus = 900')
+    (tmp_path / "pytest.ini").write_text("[pytest]\nperf_suite =\n    mine.toml\n    rehearsal\n")
+    main(["doctor"])
+    text = capsys.readouterr().out
+    assert "note   suite       mine is for 900 GPUs, here are " in text
+    assert "ok     suite       rehearsal: has what it needs" in text
+
+
+def test_too_few_file_handles_for_the_level_are_unfit(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "perf", "doctor", f"--suite={write(tmp_path, level=2000)}"]
+    done = subprocess.run(
+        ["/bin/sh", "-c", f"ulimit -n 512; exec {shlex.join(command)}"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "level 2000 needs about 2256 open files, allowed are 512" in done.stdout
+    assert "do: ulimit -n 512" in done.stdout
+
+
+def test_a_folder_that_cannot_be_written_is_unfit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code = main(["doctor", f"--suite={write(tmp_path)}", "--campaign-dir", "/proc/campaigns"])
+    assert code == 1
+    assert "UNFIT  disk        /proc/campaigns cannot be written" in capsys.readouterr().out
+
+
+def test_an_unknown_case_is_a_usage_error_that_names_those_there_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["doctor", f"--suite={write(tmp_path)}", "--noise", "mine/baseline/c999"]) == 64
+    assert "no case 'mine/baseline/c999'; there are mine/baseline/c001" in capsys.readouterr().err
+
+
+def test_without_suites_it_says_where_they_are_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["doctor"]) == 64
+    assert "pytest.ini: cannot be read" in capsys.readouterr().err
