@@ -51,6 +51,15 @@ class Entry(BaseModel):
         return "\n".join(self.texts)
 
     @property
+    def length(self) -> str:
+        words = len(self.text.split())
+        return "short" if words <= 150 else "medium" if words <= 400 else "long"
+
+    @property
+    def is_conversation(self) -> bool:
+        return "assistant" in [message.role for message in self.messages or ()]
+
+    @property
     def category(self) -> str:
         return self.id.partition("-")[0]
 
@@ -70,8 +79,9 @@ def jaccard(one: frozenset[tuple[str, ...]], other: frozenset[tuple[str, ...]]) 
     return len(one & other) / len(one | other)
 
 
-def test_the_set_has_sixty_prompts(entries: tuple[Entry, ...]) -> None:
-    assert len(entries) == 60
+def test_the_set_has_at_least_three_hundred_prompts(entries: tuple[Entry, ...]) -> None:
+    assert len(entries) >= 300
+    assert f": {len(entries)} tasks" in DOCUMENT.read_text("utf-8")
 
 
 def test_every_id_is_a_unique_slug_behind_a_category(entries: tuple[Entry, ...]) -> None:
@@ -100,23 +110,17 @@ def test_every_code_fence_is_closed(entries: tuple[Entry, ...]) -> None:
     assert [entry.id for entry in entries for text in entry.texts if text.count("```") % 2] == []
 
 
-def test_at_least_twelve_conversations_have_an_earlier_answer(entries: tuple[Entry, ...]) -> None:
-    answered = [
-        entry.id
-        for entry in entries
-        if entry.messages is not None and "assistant" in [message.role for message in entry.messages]
-    ]
-    assert len(answered) >= 12
+def test_a_third_of_the_prompts_are_conversations_of_every_length(entries: tuple[Entry, ...]) -> None:
+    conversations = [entry for entry in entries if entry.is_conversation]
+    assert len(conversations) >= len(entries) / 3
+    assert min(Counter(entry.length for entry in conversations).values()) >= len(entries) / 10
 
 
 def test_a_third_of_the_prompts_is_short_a_third_medium_and_a_third_long(entries: tuple[Entry, ...]) -> None:
-    lengths = {entry.id: len(entry.text.split()) for entry in entries}
-    assert {name: words for name, words in lengths.items() if not 60 <= words <= 900} == {}
-    short = sum(words <= 150 for words in lengths.values())
-    long = sum(words > 400 for words in lengths.values())
-    # A tenth of a third may sit on the other side of a border.
-    for count in (short, len(lengths) - short - long, long):
-        assert count == pytest.approx(len(lengths) / 3, rel=0.1)
+    assert [entry.id for entry in entries if not 60 <= len(entry.text.split()) <= 900] == []
+    for count in Counter(entry.length for entry in entries).values():
+        # A tenth of a third may sit on the other side of a border.
+        assert count == pytest.approx(len(entries) / 3, rel=0.1)
 
 
 def test_no_two_prompts_are_near_duplicates(entries: tuple[Entry, ...]) -> None:
@@ -168,3 +172,15 @@ def test_the_table_in_the_document_counts_what_the_file_holds(entries: tuple[Ent
     rows = re.findall(r"^\| (\w+) \| (\d+) \| \S.* \|$", DOCUMENT.read_text("utf-8"), flags=re.MULTILINE)
     counted = sorted(Counter(entry.category for entry in entries).items())
     assert [(category, int(count)) for category, count in rows] == counted
+
+
+def test_the_table_of_lengths_in_the_document_counts_what_the_file_holds(entries: tuple[Entry, ...]) -> None:
+    rows = re.findall(
+        r"^\| (\w+) \| \d+ to \d+ \| (\d+) \| (\d+) \| (\d+) \|$", DOCUMENT.read_text("utf-8"), flags=re.MULTILINE
+    )
+    for length, prompts, conversations, fenced in rows:
+        those = [entry for entry in entries if entry.length == length]
+        assert int(prompts) == len(those)
+        assert int(conversations) == sum(entry.is_conversation for entry in those)
+        assert int(fenced) == sum("```" in entry.text for entry in those)
+    assert [row[0] for row in rows] == ["short", "medium", "long"]
