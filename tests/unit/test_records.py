@@ -1,0 +1,209 @@
+"""What is kept of a measurement: the compact record and its published schema, and the figures of others."""
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from perf import docs, record
+from perf.__main__ import main
+from perf.compact import compact, json_schema
+from perf.files import to_json
+from perf.record import Campaign
+from tests.unit.simulated import campaign, failed, launch, measured, relation, stored, suite
+
+ROOT = Path(__file__).parents[2]
+SCHEMA = ROOT / "docs" / "schemas" / "record-1.json"
+#: Campaigns that version 0.1.0 wrote.
+RELEASED = sorted((ROOT / "tests" / "data" / "released").glob("*/campaigns/*"))
+
+SIMULATED = campaign(
+    suite(
+        levels=(1, 8),
+        variants=("baseline", "eagle3"),
+        store=(stored(100.0, 100.1, 99.9),),
+        relations=(relation("baseline", "eagle3"),),
+        launches=(
+            launch(measured(100.0), measured(300.0, level=8), env={"NCCL_PROTO": "LL"}),
+            launch(measured(101.0), measured(301.0, level=8), ordinal=2),
+            launch(measured(90.0, acceptance=2.5), failed(8), variant="eagle3"),
+        ),
+    )
+)
+
+
+def published() -> dict[str, object]:
+    """Figures as a person writes them."""
+    return {
+        "kind": "sglang-perf figures",
+        "schema": 1,
+        "title": "A comparison",
+        "source": None,
+        "published": "2026-01-31",
+        "setup": {
+            "rig": "8x RTX PRO 6000 Blackwell",
+            "interconnect": None,
+            "model": "Kimi K2.5 INT4",
+            "stack": None,
+            "prompts": "one set",
+            "harness": "theirs",
+            "protocol": None,
+            "variants": [{"name": "eagle3", "settings": None}],
+        },
+        "figures": [{"variant": "eagle3", "level": 1, "output_throughput": 80.9}],
+    }
+
+
+# The schema
+
+
+def test_the_published_schema_is_that_of_the_record() -> None:
+    assert json.loads(SCHEMA.read_text()) == json_schema(), f"run {Path(__file__).name} as a script to renew it"
+
+
+def test_the_published_schema_is_a_schema() -> None:
+    jsonschema.Draft202012Validator.check_schema(json.loads(SCHEMA.read_text()))
+
+
+@pytest.mark.parametrize("measured_campaign", [SIMULATED, *map(record.read, RELEASED)], ids=lambda each: each.id)
+def test_the_record_of_a_campaign_is_what_the_schema_says(measured_campaign: Campaign) -> None:
+    kept = json.loads(to_json(asdict(compact(measured_campaign))))
+    assert kept["suites"]
+    jsonschema.validate(kept, json.loads(SCHEMA.read_text()), jsonschema.Draft202012Validator)
+
+
+def test_the_schema_refuses_what_is_no_record() -> None:
+    kept = json.loads(to_json(asdict(compact(SIMULATED))))
+    kept["suites"][0]["cases"][0]["numbers"]["output_throughput"] = "fast"
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(kept, json.loads(SCHEMA.read_text()))
+
+
+# Reading records
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A project whose one page has no block."""
+    (tmp_path / "docs" / "records").mkdir(parents=True)
+    (tmp_path / "docs" / "log.md").write_text("# Log\n")
+    return tmp_path
+
+
+def refusal(project: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    """What `docs` says when it fails."""
+    assert main(["docs", "--root", str(project)]) == 1
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("error: ")
+    return said.err
+
+
+def keep(project: Path, name: str, value: object) -> Path:
+    path = project / docs.RECORDS / f"{name}.json"
+    path.write_text(json.dumps(value))
+    return path
+
+
+def test_a_campaigns_record_and_published_figures_are_records(project: Path) -> None:
+    keep(project, SIMULATED.id, asdict(compact(SIMULATED)))
+    keep(project, "theirs", published())
+    assert main(["docs", "--root", str(project)]) == 0
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "said"),
+    [
+        (("kind",), "something else", "kind"),
+        (("schema",), 2, "schema"),
+        (("title",), "", "title"),
+        (("extra",), 1, "extra"),
+        (("published",), "last year", "published"),
+        (("setup", "rig"), None, "setup.rig"),
+        (("setup", "tuning"), "none", "setup.tuning"),
+        (("setup", "variants", 0, "name"), "plain", "a figure of the variant 'eagle3'; setup.variants has plain"),
+        (("figures",), [], "figures"),
+        (("figures", 0, "level"), 0, "figures.0.level"),
+        (("figures", 0, "level"), "all", "figures.0.level"),
+        (("figures", 0, "output_throughput"), "80.9", "figures.0.output_throughput"),
+        (("figures", 0, "output_throughput"), 0, "figures.0.output_throughput"),
+        (("figures", 0, "output_throughput"), True, "figures.0.output_throughput"),
+        (("figures", 0, "output_throughput"), float("nan"), "NaN"),
+        (("figures", 0, "through_put"), 80.9, "figures.0.through_put"),
+    ],
+)
+def test_published_figures_are_read_strictly_and_an_error_names_the_place(
+    project: Path,
+    capsys: pytest.CaptureFixture[str],
+    place: tuple[str | int, ...],
+    value: object,
+    said: str,
+) -> None:
+    whole = published()
+    inner: object = whole
+    for key in place[:-1]:
+        inner = inner[key]  # type: ignore[index]
+    inner[place[-1]] = value  # type: ignore[index]
+    path = keep(project, "theirs", whole)
+    text = refusal(project, capsys)
+    assert str(path) in text
+    assert said in text
+
+
+def test_a_figure_that_stands_twice_is_refused(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    figure = {"variant": "eagle3", "level": 1, "output_throughput": 80.9}
+    keep(project, "theirs", published() | {"figures": [figure, figure | {"output_throughput": 96.1}]})
+    assert "stands twice" in refusal(project, capsys)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        replace(compact(SIMULATED), campaign="20260101-000000"),
+        replace(compact(SIMULATED), complete=False, finished_at=None),
+    ],
+    ids=["under the name of another", "not complete"],
+)
+def test_a_record_that_is_not_of_the_complete_campaign_it_is_named_for_is_refused(
+    project: Path, capsys: pytest.CaptureFixture[str], changed: object
+) -> None:
+    keep(project, SIMULATED.id, asdict(changed))  # type: ignore[call-overload]
+    assert f"not the record of a complete campaign {SIMULATED.id}" in refusal(project, capsys)
+
+
+def test_a_record_with_a_number_that_cannot_be_is_refused(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kept = json.loads(to_json(asdict(compact(SIMULATED))))
+    kept["suites"][0]["cases"][0]["numbers"]["output_throughput"] = 0.0
+    keep(project, SIMULATED.id, kept)
+    assert "output_throughput of baseline at 1 is not positive" in refusal(project, capsys)
+
+
+def test_a_record_that_is_cut_off_is_a_sentence(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = keep(project, "theirs", published())
+    path.write_text(path.read_text()[:100])
+    assert f"{path}: not a record: the whole file: " in refusal(project, capsys)
+
+
+def test_a_record_that_is_far_too_large_is_not_read(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with keep(project, "theirs", published()).open("r+b") as file:
+        file.truncate(2**40)  # a hole: nothing of it is on the disk
+    assert "bytes are too many for a record" in refusal(project, capsys)
+
+
+def test_a_folder_in_the_place_of_a_record_is_a_sentence(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (project / docs.RECORDS / "theirs.json").mkdir()
+    assert "cannot be read as a record: Is a directory" in refusal(project, capsys)
+
+
+@pytest.mark.parametrize("name", ["a b", "a|b", "<b>", "-a", "ä", "a`b", "_a"])
+def test_a_record_whose_name_would_be_markup_is_refused(
+    project: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    keep(project, name, published())
+    assert "allowed in a name" in refusal(project, capsys)
+
+
+if __name__ == "__main__":  # renew the published schema
+    SCHEMA.write_text(to_json(json_schema(), indent=1))
