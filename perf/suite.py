@@ -65,7 +65,8 @@ class Gate:
 class Variant:
     """A named way to run the server; `command` still holds `{port}` and `{python}`.
 
-    What may hold secrets is not in `repr()`.
+    What may hold secrets is not in `repr()`. `expected_tok_s` is the output throughput that somebody expects, by level,
+    ascending: for a forecast, never for a verdict.
     """
 
     name: str
@@ -78,6 +79,7 @@ class Variant:
     api_key_env: str | None
     api_key_file: str | None
     speculative: bool
+    expected_tok_s: tuple[tuple[int, float], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -278,6 +280,10 @@ class _VariantTable(_Table):
     )
     api_key_file: _Text | None = Field(default=None, description="the path of a file, relative to the suite file")
     speculative: bool | None = Field(default=None, description="true or false (default: seen from the arguments)")
+    expected_tok_s: dict[str, Annotated[float, Field(gt=0)]] = Field(
+        default={},
+        description="a table of levels with the tok/s expected there, more than 0: for the forecast of `plan` alone",
+    )
 
 
 class _ExpectTable(_Table):
@@ -392,8 +398,8 @@ def _locate(loc: tuple[int | str, ...]) -> tuple[str, type[_Table], str | None]:
     table = tables[head]
     field = str(loc[depth])
     known = field in table.model_fields
-    # Behind the field only list places and the keys of env are the user's; the rest names branches of a union.
-    tail = (part for part in loc[depth + 1 :] if isinstance(part, int) or field == "env")
+    # Behind the field only list places and the keys of tables are the user's; the rest names branches of a union.
+    tail = (part for part in loc[depth + 1 :] if isinstance(part, int) or field in ("env", "expected_tok_s"))
     return _dotted((*loc[: depth + 1], *tail)), table, field if known else None
 
 
@@ -539,6 +545,7 @@ class _Resolver:
         command: list[str] | None = None
         args: list[str] = []
         env: dict[str, str] = {}
+        expected: tuple[tuple[int, float], ...] = ()
         settings: dict[str, object] = {}
         for ancestor, table in self.lineage(name):
             for key in sorted(table.model_fields_set):
@@ -548,6 +555,8 @@ class _Resolver:
                     env |= self.checked_env(ancestor, table.env)
                 elif key == "command":
                     command = table.command
+                elif key == "expected_tok_s":
+                    expected = self.checked_expected(ancestor, table.expected_tok_s)
                 elif key != "extends":
                     settings[key] = getattr(table, key)
                     # The two ways to give a key replace each other.
@@ -574,6 +583,7 @@ class _Resolver:
             api_key_env=merged.api_key_env,
             api_key_file=merged.api_key_file,
             speculative=_speculates(whole) if merged.speculative is None else merged.speculative,
+            expected_tok_s=expected,
         )
 
     def lineage(self, name: str) -> list[tuple[str, _VariantTable]]:
@@ -602,6 +612,14 @@ class _Resolver:
                     _dotted(("variants", variant, "env", name)), _kind(value), _allowed(_VariantTable, "env")
                 )
         return env
+
+    def checked_expected(self, variant: str, table: dict[str, float]) -> tuple[tuple[int, float], ...]:
+        """Any level may be given, not only those of the suite: what lies between is interpolated."""
+        for level in table:
+            if not re.fullmatch(r"[1-9][0-9]{0,5}", level) or int(level) > MAX_LEVEL:
+                allowed = f"a level, a whole number from 1 to {MAX_LEVEL}"
+                raise self.error(_dotted(("variants", variant, "expected_tok_s", level)), "this key", allowed)
+        return tuple(sorted((int(level), value) for level, value in table.items()))
 
     def expectation(
         self, place: int, table: _ExpectTable, names: tuple[str, ...], levels: tuple[int, ...]

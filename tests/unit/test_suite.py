@@ -286,6 +286,41 @@ MISTAKES: dict[str, tuple[str, str, tuple[str, ...]]] = {
         "variants.plain.speculative",
         ("'yes'", "true or false"),
     ),
+    "no throughput expected": (
+        in_variant("expected_tok_s = { 1 = 0 }"),
+        "variants.plain.expected_tok_s.1",
+        ("seen 0", "more than 0"),
+    ),
+    "a throughput expected as text": (
+        in_variant('expected_tok_s = { 16 = "fast" }'),
+        "variants.plain.expected_tok_s.16",
+        ("'fast'", "for the forecast of `plan` alone"),
+    ),
+    "a throughput expected without end": (
+        in_variant("expected_tok_s = { 1 = inf }"),
+        "variants.plain.expected_tok_s.1",
+        ("seen inf",),
+    ),
+    "a throughput expected at no level": (
+        in_variant("expected_tok_s = { saturation = 773 }"),
+        "variants.plain.expected_tok_s.saturation",
+        ("a level, a whole number from 1 to 100000",),
+    ),
+    "a throughput expected at level 0": (
+        in_variant("expected_tok_s = { 0 = 773 }"),
+        "variants.plain.expected_tok_s.0",
+        ("a level",),
+    ),
+    "a throughput expected beyond all levels": (
+        in_variant("expected_tok_s = { 100001 = 773 }"),
+        "variants.plain.expected_tok_s.100001",
+        ("a level",),
+    ),
+    "a throughput expected, alone": (
+        in_variant("expected_tok_s = 773"),
+        "variants.plain.expected_tok_s",
+        ("seen 773", "a table of levels"),
+    ),
     "an unknown key of a variant": (in_variant('arg = "--tp"'), "variants.plain.arg", ("unknown key", "api_key_env")),
     "a variant extends nobody": (in_variant('extends = "base"'), "variants.plain.extends", ("'base'", "one of plain")),
     "a variant extends itself": (
@@ -467,6 +502,7 @@ def test_a_minimal_suite_has_the_documented_defaults() -> None:
     assert (plain.python, plain.env, plain.model, plain.speculative) == (None, (), None, False)
     assert (plain.api_key_env, plain.api_key_file) == (None, None)
     assert (plain.ready_path, plain.ready_timeout_s) == ("/health", 1800)
+    assert plain.expected_tok_s == ()
     assert suite.expectations == ()
     assert not suite.advisory
 
@@ -572,11 +608,13 @@ ready_timeout_s = 60
 model = "tiny"
 api_key_env = "KEY"
 speculative = true
+expected_tok_s = { 250 = 773, 1 = 92.7 }
 
 [variants.other]
 extends = "oldest"
 command = ["other", "{port}"]
 speculative = false
+expected_tok_s = { 2 = 100 }
 """
 )
 
@@ -595,9 +633,11 @@ def test_everything_else_replaces_and_is_inherited() -> None:
     assert youngest.python == "/opt/middle/python"
     assert (youngest.ready_path, youngest.ready_timeout_s) == ("/v1/models", 60)
     assert (youngest.model, youngest.speculative) == ("tiny", True)
+    assert youngest.expected_tok_s == ((1, 92.7), (250, 773.0))
     other = variant(FAMILY, "other")
     assert other.command == ("other", "{port}", "--one")
     assert not other.speculative
+    assert other.expected_tok_s == ((2, 100.0),)
 
 
 def test_one_way_to_give_a_key_replaces_the_other() -> None:
@@ -719,6 +759,7 @@ def test_what_another_level_is_asked_does_not_change_a_digest(line: str) -> None
         in_gate("margin = 0.2\nalpha = 0.1\nmax_launches = 3"),
         PAIR,
         in_variant('args = ["--tp", "8"]\nenv = { A = "1" }'),
+        in_variant("expected_tok_s = { 1 = 92.7 }"),
         expecting('variant = "plain"\nof = ["draft"]'),
     ],
 )
@@ -833,7 +874,7 @@ KEYS = st.sampled_from(
         *("prompts", "concurrency", "requests_per_level", "min_requests", "requests_per_stream", "output_tokens"),
         *("rounds", "warmup_requests", "seed", "endpoint", "temperature", "level_reached", "margin", "alpha", "power"),
         *("budget_minutes", "max_launches", "plain", "draft", "extends", "command", "args", "python", "env"),
-        *("ready_path", "ready_timeout_s", "model", "api_key_env", "api_key_file", "speculative"),
+        *("ready_path", "ready_timeout_s", "model", "api_key_env", "api_key_file", "speculative", "expected_tok_s"),
         *("variant", "at_least", "of", "at", "crossover", "default", "1", "16", "\x1b[31m", "", "a b", "a\nb"),
     ]
 )
