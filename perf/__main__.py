@@ -1,10 +1,15 @@
 """`python -m perf`: what reads files, writes baselines and keeps the record. What measures a server is pytest."""
 
 import argparse
+import os
+import shlex
+import signal
 import sys
 import tempfile
+import time
 from collections.abc import Iterable
 from dataclasses import asdict, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import NoReturn
 
@@ -117,10 +122,13 @@ def parser() -> argparse.ArgumentParser:
     docs_.add_argument("--check", action="store_true", help="change nothing; fail where a block is stale")
     docs_.add_argument("--root", type=Path, default=Path(), metavar="DIR", help="the project (default: here)")
     actions = docs_.add_subparsers(dest="action", parser_class=_Parser)
-    add = actions.add_parser("add", help="write the skeleton of an entry about a campaign")
+    meaning = "keep a campaign's record, and write the skeleton of an entry about it"
+    add = actions.add_parser("add", help=meaning, description=meaning)
     one_campaign(add)
-    add.add_argument("--title", required=True)
+    add.add_argument("--title", required=True, help="of the entry: what was tried")
     add.add_argument("--log", type=Path, default=docs.LOG, metavar="FILE", help=f"(default: {docs.LOG})")
+    for name in ("--root", "--baselines", "--campaign-dir"):  # before `add` or behind it
+        add.add_argument(name, type=Path, default=argparse.SUPPRESS, metavar="DIR", help=argparse.SUPPRESS)
     return whole
 
 
@@ -136,18 +144,15 @@ def _run(options: argparse.Namespace) -> int:
         case "report":
             return _report(options)
         case "plan":
-            return plan.show(options.suite, store)
+            return _plan(options, store)
         case "baselines":
-            return coverage.show(options.suite, store)
+            return _baselines(options, store)
         case "prune":
-            return prune.prune(options.campaign_dir, store, keep=options.keep, dry_run=options.dry_run)
+            return _prune(options, store)
         case "doctor":
             return _doctor(options, store)
         case _:
-            if options.action == "add":
-                folder = record.find(options.campaign_dir, options.campaign)
-                return docs.add(options.root, options.log, record.read(folder), title=options.title)
-            return docs.renew(options.root, check=options.check)
+            return _add_entry(options) if options.action == "add" else _docs(options)
 
 
 def _count(text: str) -> int:
@@ -155,6 +160,28 @@ def _count(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError("at least 1")
     return value
+
+
+def _plan(options: argparse.Namespace, store: Store) -> int:
+    here = probe().id
+    for suite in project.suites(options.suite, Path()):
+        rig_id, stored = coverage.stored_for(suite, store, here)
+        print(plan.text(plan.forecast(suite, stored), str(store.folder / rig_id)))
+    return 0
+
+
+def _baselines(options: argparse.Namespace, store: Store) -> int:
+    suites = project.suites(options.suite, Path())
+    here = None if all(suite.emulated for suite in suites) else probe().id
+    found = coverage.examine(suites, store, here, all_of_them=options.suite is None)
+    print(coverage.text(found, datetime.now(UTC).date()), end="")
+    return 0 if found.whole else EXIT_REFUSED
+
+
+def _prune(options: argparse.Namespace, store: Store) -> int:
+    found = prune.prune(options.campaign_dir, store, keep=options.keep, dry_run=options.dry_run, now_s=time.time())
+    print(prune.text(found, options.campaign_dir, dry_run=options.dry_run), end="")
+    return EXIT_REFUSED if found.failed else 0
 
 
 def _doctor(options: argparse.Namespace, store: Store) -> int:
@@ -186,7 +213,7 @@ def _doctor(options: argparse.Namespace, store: Store) -> int:
 
 
 def _promote(options: argparse.Namespace, store: Store) -> int:
-    campaign = record.read(record.find(options.campaign_dir, options.campaign))
+    _, campaign = _complete(options.campaign_dir, options.campaign)
     outcome = promote(campaign, store, reason=options.reason, pattern=options.case, add=options.add)
     for case, old, new, launches in outcome.promoted:
         change = "" if old is None else f" ({percent(new / old - 1)})"
@@ -220,10 +247,7 @@ def _compare(options: argparse.Namespace) -> int:
 def _complete(campaigns: Path, name: str | None) -> tuple[Path, Campaign]:
     """A campaign that may be judged, and its folder. Raises FileError."""
     folder = record.find(campaigns, name)
-    campaign = record.read(folder)
-    if not campaign.complete:
-        raise FileError(f"campaign {campaign.id} is not complete (interrupted, or still running): it has no verdict")
-    return folder, campaign
+    return folder, record.read_complete(folder)
 
 
 def _judged(suites: tuple[SuiteRecord, ...], campaign: Campaign, folder: Path, options: argparse.Namespace) -> int:
@@ -260,13 +284,47 @@ def _report(options: argparse.Namespace) -> int:
         case "json":
             text = to_json(asdict(compact(campaign)), indent=1)
         case "markdown":
-            text = report.markdown(campaign, promote_command, str(folder))
+            here = folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder
+            text = report.markdown(campaign, promote_command, str(here))
         case _:
             text = "\n".join(_text(suite, judge(suite), campaign, folder, promote_command) for suite in campaign.suites)
+    text = text if text.endswith("\n") else text + "\n"
     if options.output is None:
-        print(text, end="" if text.endswith("\n") else "\n")
+        print(text, end="")
+        return 0
+    path = options.output.resolve()  # a link stays one
+    if path.exists() and not path.is_file():
+        raise FileError(f"{options.output}: is there and is no file; without --output it goes to the terminal")
+    write_text(path, text)
+    return 0
+
+
+def _docs(options: argparse.Namespace) -> int:
+    pages = docs.rendered(options.root)
+    count, stale = sum(page.blocks for page in pages), sum(len(page.stale) for page in pages)
+    if not stale:
+        print(f"generated blocks: {count} in {len(pages)} pages, all as their records say")
+    elif options.check:
+        for page in pages:
+            for line in docs.difference(page):
+                print(line)
+        root = "" if options.root == Path() else f" --root={shlex.quote(str(options.root))}"
+        print(f"stale blocks: {stale} of {count}; renew them: python -m perf docs{root}")
+        return EXIT_REFUSED
     else:
-        write_text(options.output, text if text.endswith("\n") else text + "\n")
+        docs.write(options.root, pages)
+        for page in pages:
+            if page.stale:
+                print(f"renewed  {page.path}: {len(page.stale)} of {page.blocks}")
+    return 0
+
+
+def _add_entry(options: argparse.Namespace) -> int:
+    if options.check:
+        parser().error("docs add has nothing to check; leave out --check")
+    campaign = record.read(record.find(options.campaign_dir, options.campaign))
+    kept, log = docs.add(options.root, options.log, campaign, title=options.title)
+    print(f"campaign {campaign.id} -> {kept}\nwrite its story: {log}")
     return 0
 
 
@@ -288,4 +346,10 @@ def _text(
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        code = main()
+        sys.stdout.flush()
+    except BrokenPipeError:  # `| head`: who reads has seen enough; at its end Python would complain once more
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 128 + signal.SIGPIPE
+    sys.exit(code)

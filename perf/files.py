@@ -2,6 +2,7 @@
 
 import json
 import os
+import stat
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -14,19 +15,29 @@ T = TypeVar("T")
 #: A campaign of a thousand rounds has a megabyte or two; a larger file is not one of ours.
 MAX_JSON_BYTES = 64 * 1024 * 1024
 
+#: Seconds, tokens, bytes and rates that are not 0 lie between these by far; beyond them sums, ratios and their printing
+#: would overflow.
+MIN_NUMBER = 1e-100
+MAX_NUMBER = 1e15
+
 
 class FileError(Exception):
     """A file that cannot be read, written or believed; the text says what, which and what to do."""
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write `text` as UTF-8 so that a reader sees the old file or the new one, never a part. Raises FileError."""
+    """Write `text` as UTF-8, its line ends as they are, like `write_bytes`. Raises FileError."""
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Write a file so that a reader sees the old one or the new one, never a part. Raises FileError."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
         try:
-            with os.fdopen(descriptor, "w", encoding="utf-8", newline="\n") as file:
-                file.write(text)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
             os.chmod(temporary, 0o644 & ~_umask())
@@ -39,28 +50,86 @@ def write_text(path: Path, text: str) -> None:
         raise FileError(f"{path}: cannot be written: {error.strerror}; nothing was changed") from error
 
 
+def append_line(path: Path, line: str) -> None:
+    """Add a line to a file of lines, in a folder that is there. Raises FileError, and then leaves the file as it was.
+
+    A line is written at once: of a process that is killed meanwhile the last line may be cut, and ends in no newline.
+    """
+    try:
+        with path.open("ab", buffering=0) as file:
+            size, rest = file.seek(0, os.SEEK_END), line.encode()
+            try:
+                while rest:
+                    rest = rest[file.write(rest) :]
+                os.fsync(file.fileno())
+            except OSError:
+                file.truncate(size)
+                raise
+    except OSError as error:
+        raise FileError(f"{path}: cannot be written: {error.strerror}; nothing was changed") from error
+
+
 def read_json(
     path: Path, adapter: TypeAdapter[T], what: str, upgrade: Callable[[bytes], bytes] = lambda data: data
 ) -> T:
     """Read and validate a JSON file; `what` names its kind in errors, `upgrade` brings an older one up to date.
 
-    `upgrade` raises ValueError for a file that it knows and cannot bring up to date. Raises FileError.
+    `upgrade` raises ValueError for a file that it knows and cannot bring up to date. Types are taken as they are: `"5"`
+    and `true` are no numbers. Raises FileError.
     """
+    data = _read(path, what)
     try:
-        size = path.stat().st_size
-        if size > MAX_JSON_BYTES:
-            raise FileError(f"{path}: {size:,} bytes are too many for {what}")
-        data = path.read_bytes()
-    except OSError as error:
-        raise FileError(f"{path}: cannot be read as {what}: {error.strerror}") from error
-    try:
-        return adapter.validate_json(upgrade(data))
+        _refuse_doubtful(data)
+        return adapter.validate_json(upgrade(data), strict=True)
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise FileError(f"{path}: not {what}: the whole file: Invalid JSON: {error}") from error
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(map(str, first["loc"])) or "the whole file"
         raise FileError(f"{path}: not {what}: {place}: {first['msg']}") from error
     except ValueError as error:
         raise FileError(f"{path}: {what} {error}") from error
+
+
+def _read(path: Path, what: str) -> bytes:
+    """The bytes of a regular file: from a FIFO or a device they may never come, or never end."""
+
+    def at_once(name: str, flags: int) -> int:
+        return os.open(name, flags | os.O_NONBLOCK)
+
+    try:
+        with open(path, "rb", opener=at_once) as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise FileError(f"{path}: cannot be read as {what}: Not a regular file")
+            data = b"" if status.st_size > MAX_JSON_BYTES else file.read(MAX_JSON_BYTES + 1)
+    except OSError as error:
+        raise FileError(f"{path}: cannot be read as {what}: {error.strerror}") from error
+    size = max(status.st_size, len(data))  # it may have grown meanwhile
+    if size > MAX_JSON_BYTES:
+        raise FileError(f"{path}: {size:,} bytes are too many for {what}")
+    return data
+
+
+def _refuse_doubtful(data: bytes) -> None:
+    """Raises ValueError for JSON that two readers may understand differently, or that holds what we never write."""
+
+    def number(text: str) -> float:
+        value = float(text)
+        if value != 0 and not MIN_NUMBER <= abs(value) <= MAX_NUMBER:
+            raise ValueError(f"holds {text[:40]}, where only a finite number of a size that can be measured may stand")
+        return value
+
+    def members(pairs: list[tuple[str, object]]) -> dict[str, object]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            twice = next(key for key in found if sum(key == each for each, _ in pairs) > 1)
+            raise ValueError(f"has the key {twice[:40]!r} twice in one place")
+        return found
+
+    json.loads(
+        data.decode("utf-8"), parse_int=number, parse_float=number, parse_constant=number, object_pairs_hook=members
+    )
 
 
 def to_json(value: object, *, indent: int | None = None) -> str:

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from perf import load, metrics, server, validity
-from perf.files import FileError, to_json, write_text
+from perf.files import FileError, append_line, to_json
 from perf.provenance import build_of
 from perf.record import LaunchRecord, Measurement, RoundRecord, now_utc
 from perf.redaction import Secrets
@@ -114,7 +114,7 @@ class Bench:
                 advice="read the server log" if began_here else "start it, and see that the URL is its own",
             )
             self.show.line(f"{name}: {reason.name}")
-            kept = record.measurements or tuple(Measurement(level=level, rounds=()) for level in levels)
+            kept = record.measurements or tuple(Measurement(level=level, rounds=(), reasons=()) for level in levels)
             record = replace(
                 record, measurements=tuple(replace(each, reasons=(*each.reasons, reason)) for each in kept)
             )
@@ -187,7 +187,6 @@ class _Launch:
         self.folder = folder
         self.hidden = hidden
         self.counters: Counters | None = None  # as last seen: a server that had them once has to have them still
-        self.kept: list[dict[str, object]] = []
         self.notes: tuple[str, ...] = ()
 
     def measure(self, levels: tuple[int, ...]) -> tuple[Measurement, ...]:
@@ -216,7 +215,7 @@ class _Launch:
                     rounds.append(self._round(client, level, index, salt))
                     if rounds[-1].reasons:
                         break  # the case is INVALID whatever follows
-                measured.append(Measurement(level=level, rounds=tuple(rounds)))
+                measured.append(Measurement(level=level, rounds=tuple(rounds), reasons=()))
         return tuple(measured)
 
     def _round(self, client: load.Client, level: int, index: int, salt: str) -> RoundRecord:
@@ -272,17 +271,15 @@ class _Launch:
         return f"{status.describe()}; its last line: {printable(tail[-1])}" if tail else status.describe()
 
     def _keep(self, measured: Round, counted: dict[str, object] | None) -> None:
-        """Add a round to rounds.json: every request's times and counts, without the single chunks."""
-        self.kept.append(
-            {
-                "level": measured.level,
-                "round": measured.index,
-                "requested_tokens": measured.requested_tokens,
-                "counted_by_server": counted,
-                "requests": [_brief(request) for request in measured.requests],
-            }
-        )
-        write_text(self.folder / "rounds.json", to_json({"rounds": self.kept}))
+        """Add a round to rounds.jsonl: every request's times and counts, without the single chunks."""
+        line = {
+            "level": measured.level,
+            "round": measured.index,
+            "requested_tokens": measured.requested_tokens,
+            "counted_by_server": counted,
+            "requests": [_brief(request) for request in measured.requests],
+        }
+        append_line(self.folder / "rounds.jsonl", to_json(line))
 
 
 def _brief(request: RequestTrace) -> dict[str, object]:

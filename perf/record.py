@@ -4,10 +4,12 @@
 not complete is never judged against, promoted or compared. Verdicts are not stored: they are computed from what is.
 """
 
+import fcntl
 import math
 import os
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,7 +18,7 @@ from typing import ClassVar, Literal
 from pydantic import ConfigDict, TypeAdapter
 
 from perf import migration
-from perf.files import FileError, read_json, to_json, write_text
+from perf.files import MAX_JSON_BYTES, FileError, read_json, to_json, write_text
 from perf.metrics import RoundSummary
 from perf.rig import Rig
 from perf.sample import Build, StoredCase, is_sound
@@ -26,8 +28,14 @@ from perf.validity import Reason
 FILE_NAME = "campaign.json"
 ID = re.compile(r"\d{8}-\d{6}(-\d+)?")
 
+#: Locked by the process that measures a campaign, for as long as it lives.
+LOCK_NAME = ".lock"
+
 #: Campaigns begun in one second on one machine get a number behind the time; more than this is not one machine.
 MAX_PER_SECOND = 1000
+
+#: Campaigns that are read to find the newest complete one: who has more that are not asks for one by name.
+MAX_LOOKED_THROUGH = 20
 
 #: Names in a campaign file become paths and stand on screens: whatever else is there was not written by us.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
@@ -48,7 +56,7 @@ class Measurement:
 
     level: int
     rounds: tuple[RoundRecord, ...]
-    reasons: tuple[Reason, ...] = ()
+    reasons: tuple[Reason, ...]
 
     @property
     def all_reasons(self) -> tuple[Reason, ...]:
@@ -141,7 +149,7 @@ class SuiteRecord:
     relations: tuple[RelationRecord, ...]
     launches: tuple[LaunchRecord, ...]
     stopped: str | None
-    problem: str | None = None
+    problem: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,8 +158,8 @@ class Campaign:
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(allow_inf_nan=False)  # holds for what is inside, too
 
-    kind: Literal["sglang-perf campaign"] = "sglang-perf campaign"
-    schema: Literal[2] = 2
+    kind: Literal["sglang-perf campaign"]
+    schema: Literal[2]
     id: str
     started_at: str
     finished_at: str | None
@@ -170,7 +178,10 @@ def now_utc() -> str:
 
 
 def create_folder(campaigns: Path) -> Path:
-    """A fresh folder for a campaign, named by the time (UTC); two at once get two. Raises FileError."""
+    """A fresh folder for a campaign, named by the time (UTC); two at once get two. Raises FileError.
+
+    Until the end of this process, however it comes, `is_measured` is true of it.
+    """
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
     try:
         campaigns.mkdir(parents=True, exist_ok=True)
@@ -184,19 +195,47 @@ def create_folder(campaigns: Path) -> Path:
             continue
         except OSError as error:
             raise FileError(f"{folder}: cannot be created: {error.strerror}; see --perf-campaign-dir") from error
+        with suppress(OSError):  # a file system without locks: then `is_measured` does not know
+            # Never closed: the system does it, and frees the lock, when the process ends.
+            fcntl.flock(os.open(folder / LOCK_NAME, os.O_CREAT | os.O_WRONLY, 0o644), fcntl.LOCK_EX | fcntl.LOCK_NB)
         return folder
     raise FileError(f"{campaigns}: {MAX_PER_SECOND} campaigns of this second are there already")
 
 
+def is_measured(folder: Path) -> bool | None:
+    """Is the process that measures the campaign alive? None where that cannot be told: 0.1 held no lock."""
+    try:
+        descriptor = os.open(folder / LOCK_NAME, os.O_RDONLY)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
+    return False
+
+
 def save(folder: Path, campaign: Campaign) -> None:
-    """Write the campaign file, whole. Raises FileError."""
-    write_text(folder / FILE_NAME, to_json(asdict(campaign), indent=1))
+    """Write the campaign file, whole, into the folder that `create_folder` made. Raises FileError."""
+    if not folder.is_dir():
+        raise FileError(f"{folder}: the folder of this campaign was removed: nothing more can be kept; measure again")
+    text = to_json(asdict(campaign), indent=1)
+    if len(text) > MAX_JSON_BYTES:
+        raise FileError(
+            f"{folder / FILE_NAME}: this campaign has grown to {len(text):,} bytes, more than is ever read; "
+            "it remains as it was saved last: measure fewer rounds or launches at once"
+        )
+    write_text(folder / FILE_NAME, text)
 
 
 def read(folder: Path) -> Campaign:
     """Read a campaign, complete or not. Raises FileError."""
     campaign = read_json(folder / FILE_NAME, _ADAPTER, "a campaign file", migration.campaign)
-    if campaign.id != folder.name:
+    if campaign.id != folder.name or not ID.fullmatch(campaign.id):
         raise FileError(f"{folder}: its file says it is campaign {campaign.id[:40]!r}; give the folder back its name")
     if campaign.complete != (campaign.finished_at is not None):
         raise FileError(
@@ -206,6 +245,29 @@ def read(folder: Path) -> Campaign:
         if problem := _problem(suite):
             raise FileError(f"{folder / FILE_NAME}: {problem}: not as the suite writes it; measure again")
     return campaign
+
+
+def read_complete(folder: Path) -> Campaign:
+    """Read a campaign that may be judged and promoted. Raises FileError, which names the newest one that may."""
+    try:
+        campaign = read(folder)
+        if campaign.complete:
+            return campaign
+        state = {True: "still running", False: "interrupted", None: "interrupted, or still running"}
+        problem = f"campaign {campaign.id} is not complete ({state[is_measured(folder)]}): it has no verdict"
+    except FileError as error:
+        problem = str(error)
+    other = _newest_complete(folder.parent)
+    raise FileError(problem + (f"; the newest complete one there is {other}" if other else ""))
+
+
+def _newest_complete(campaigns: Path) -> str | None:
+    with suppress(FileError):
+        for folder in sorted(folders(campaigns), key=age, reverse=True)[:MAX_LOOKED_THROUGH]:
+            with suppress(FileError):
+                if read(folder).complete:
+                    return folder.name
+    return None
 
 
 def _problem(suite: SuiteRecord) -> str | None:
@@ -227,7 +289,8 @@ def _problem(suite: SuiteRecord) -> str | None:
     if suite.family != len(suite.cases) + len(suite.relations):
         return "the number of its verdicts"
     if any(
-        case.id != f"{suite.name}/{case.variant}/c{case.id.rpartition('/c')[2]}"
+        case.level < 1
+        or case.id != f"{suite.name}/{case.variant}/c{case.id.rpartition('/c')[2]}"
         or case.id.rpartition("/c")[2].lstrip("0") != str(case.level)
         for case in suite.cases
     ):
@@ -237,13 +300,24 @@ def _problem(suite: SuiteRecord) -> str | None:
         return "a level without a number of requests"
     levels = tuple(level for _, level in cases)
     for relation in (each.relation for each in suite.relations):
-        level = relation.level or max(levels, default=0)
+        level = max(levels, default=0) if relation.level is None else relation.level
         if not relation.of or not {(name, level) for name in (relation.variant, *relation.of)} <= cases:
             return "a relation between cases that are not in it"
         if relation.at_least <= 0:
             return "a relation with a factor that is not positive"
     if not all(case.stored is None or is_sound(case.stored) for case in suite.cases):
-        return "a stored baseline without positive numbers"
+        return "a stored baseline without positive numbers, or not as it was promoted"
+    if len({launch.name for launch in suite.launches}) != len(suite.launches) or any(
+        len({taken.level for taken in launch.measurements}) != len(launch.measurements) for launch in suite.launches
+    ):
+        return "a launch, or a case of one, that stands twice"
+    if suite.workload is not None and any(
+        len(taken.rounds) != suite.workload.rounds
+        for launch in suite.launches
+        for taken in launch.measurements
+        if not taken.all_reasons
+    ):
+        return "a measurement that lacks rounds without a reason"
     rounds = (each for launch in suite.launches for taken in launch.measurements for each in taken.rounds)
     for numbers in (taken.summary for taken in rounds if taken.summary is not None):
         if min(numbers.output_throughput, numbers.window_s) <= 0 or not math.isclose(
@@ -257,10 +331,12 @@ def find(campaigns: Path, name: str | None) -> Path:
     """The folder of a campaign by id or path; without a name the newest. Raises FileError."""
     if name is not None:
         for folder in (campaigns / name, Path(name)):
-            if os.path.isfile(folder / FILE_NAME):  # unlike Path.is_file, False for whatever cannot be looked at
+            # These are False for whatever cannot be looked at, unlike those of Path. A folder of ours without the file
+            # is that of a campaign killed before it was written: whoever reads it says so.
+            if os.path.isfile(folder / FILE_NAME) or (ID.fullmatch(folder.name) and os.path.isdir(folder)):
                 return folder.resolve()
         raise FileError(f"no campaign {name!r} in {campaigns}; there: {_known(campaigns)}")
-    newest = max(folders(campaigns), key=_age, default=None)
+    newest = max(folders(campaigns), key=age, default=None)
     if newest is None:
         raise FileError(f"no campaign in {campaigns}; measure one with pytest first")
     return newest
@@ -275,15 +351,18 @@ def folders(campaigns: Path) -> Iterator[Path]:
     except OSError as error:
         raise FileError(f"{campaigns}: cannot be read: {error.strerror}") from error
     for entry in entries:
-        if entry.is_dir() and ID.fullmatch(entry.name):
+        if ID.fullmatch(entry.name) and os.path.isdir(
+            entry.path
+        ):  # a link that leads nowhere or in a ring is no folder
             yield Path(entry.path)
 
 
-def _age(folder: Path) -> tuple[str, int]:
+def age(folder: Path) -> tuple[str, int]:
+    """What orders campaign folders, oldest first."""
     date, time, *number = folder.name.split("-")
     return date + time, int(number[0]) if number else 1
 
 
 def _known(campaigns: Path) -> str:
-    names = [folder.name for folder in sorted(folders(campaigns), key=_age)[-5:]]
+    names = [folder.name for folder in sorted(folders(campaigns), key=age)[-5:]]
     return ", ".join(names) if names else "none"

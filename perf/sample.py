@@ -87,13 +87,15 @@ class StoredCase:
 
 
 def is_sound(case: StoredCase) -> bool:
-    """Can it be judged against: different launches of finite positive numbers, promoted, under our schema?"""
+    """Can it be judged against: different launches of finite positive numbers, as they were promoted, of our schema?"""
     return (
         case.schema == SCHEMA
         and bool(case.promotions)
         and bool(case.launches)
         and len({(launch.campaign, launch.launch) for launch in case.launches}) == len(case.launches)
         and all(_is_sound(launch) for launch in case.launches)
+        and case.promotion.launches == len(case.launches)
+        and math.isclose(case.promotion.throughput, geometric_mean(throughputs(case.launches)), rel_tol=1e-9)
     )
 
 

@@ -424,14 +424,16 @@ class _Process:
             command=command,
             env=dict(env),
             cwd=str(cwd.absolute()),
+            log_path=str(log_path.absolute()),
             secrets=secrets.values,
             grace_s=grace_s,
             parent=os.getpid(),
         )
         module_path = [*map(os.path.abspath, sys.path), str(_PACKAGE_ROOT)]
         try:
-            with log_path.open("wb") as log:
-                # Given as stderr, so that a traceback of the supervisor itself is found there too.
+            with log_path.open("w+b") as log:
+                # Given as stderr, so that a traceback of the supervisor itself is found there too; it is also read
+                # there, when the supervisor bounds it.
                 self._supervisor = subprocess.Popen(
                     [sys.executable, "-I", "-c", _BOOT, json.dumps(module_path)],
                     stdin=subprocess.PIPE,

@@ -2,7 +2,8 @@
 
 One per launch, in a session of its own. It is told what to start by one JSON line on stdin (`Order`), reports
 events as JSON lines on stdout, and writes the server's output, secrets replaced, to stderr, which is the log
-file. It stops the server on a line `stop`, on end of file (pytest died, however), and on SIGINT, SIGTERM, SIGHUP.
+file (`Log` bounds it). It stops the server on a line `stop`, on end of file (pytest died, however), and on SIGINT,
+SIGTERM, SIGHUP.
 
     {"event": "started", "pid": 4711}            {"event": "failed", "reason": "command not found: 'x'"}
     {"event": "exited", "code": 1}               {"event": "exited", "signal": "SIGKILL"}
@@ -36,6 +37,13 @@ SCAN_INTERVAL_S = 0.1
 CHUNK_BYTES = 65536
 # What may be in the pipe when the server ends (Linux: 1 MiB at most unless root raised it), in chunks.
 MAX_DRAIN_CHUNKS = 16
+# A server that logs in a loop must not fill the disk overnight. How it started stands at the beginning, how it died at
+# the end; a log of ordinary length is never cut.
+LOG_HEAD_BYTES = 16 << 20
+LOG_TAIL_BYTES = 48 << 20
+# How far the end of a line is looked for where a log is cut; a longer line is cut itself.
+MAX_LINE_BYTES = 65536
+COPY_BYTES = 1 << 20
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -44,14 +52,17 @@ _LINUX = sys.platform == "linux"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """What to start. `grace_s`: seconds between SIGTERM and SIGKILL."""
+    """What to start. `grace_s`: seconds between SIGTERM and SIGKILL. `log_path` is the file that stderr is."""
 
     command: tuple[str, ...] = field(repr=False)
     env: dict[str, str] = field(repr=False)  # all of it
     cwd: str
+    log_path: str
     secrets: tuple[str, ...] = field(repr=False)
     grace_s: float
     parent: int
+    log_head_bytes: int = LOG_HEAD_BYTES
+    log_tail_bytes: int = LOG_TAIL_BYTES
 
     def to_json(self) -> str:
         """One line."""
@@ -80,6 +91,7 @@ class Supervisor:
         self._order = order
         self._secrets = Secrets(order.secrets)
         self._redactor = Redactor(self._secrets)
+        self._log = Log(order.log_path, order.log_head_bytes, order.log_tail_bytes)
         self._log_works = True
         self._server = 0
         self._output = -1
@@ -270,13 +282,75 @@ class Supervisor:
 
     def _write(self, text: bytes) -> None:
         """To the log; when that fails, nowhere: the server must never block on a full pipe."""
-        while text and self._log_works:
-            try:
-                text = text[os.write(2, text) :]
-            except OSError as error:
-                # Not tried again: a log with a hole in it would mislead.
-                self._log_works = False
-                _report("log_failed", reason=str(error))
+        if not self._log_works:
+            return
+        try:
+            self._log.write(text)
+        except OSError as error:
+            # Not tried again: a log with a hole in it would mislead.
+            self._log_works = False
+            _report("log_failed", reason=str(error))
+
+
+class Log:
+    """The log file, which is stderr: its beginning and its end, however much is written.
+
+    Before it would grow over `head_bytes + tail_bytes` it is written anew, without its middle, and takes the place of
+    the old one at once. So there is one whole log at every moment, also when the supervisor is killed meanwhile: then
+    the old one ends early, and the unfinished one lies beside it as `.part`. `tail -F` follows, `tail -f` does not.
+    """
+
+    def __init__(self, path: str, head_bytes: int, tail_bytes: int) -> None:
+        self._path = path
+        self._head_bytes = head_bytes
+        self._tail_bytes = tail_bytes
+        self._head_end = 0
+        self._tail_start = 0  # after the line that says how much was left out
+        self._left_out = 0
+
+    def write(self, text: bytes) -> None:
+        """Append. Raises OSError."""
+        size = os.fstat(2).st_size  # 0 of a device: it is never cut
+        if size + len(text) > self._head_bytes + self._tail_bytes:
+            self._cut(size)
+        _write(2, text)
+
+    def _cut(self, size: int) -> None:
+        """Leave out what stands between the head and the last half of what the tail may have."""
+        if not self._left_out:
+            self._head_end = self._tail_start = _next_line(max(0, self._head_bytes - MAX_LINE_BYTES))
+        kept = _next_line(size - self._tail_bytes // 2)
+        left_out = self._left_out + kept - self._tail_start
+        line = f"\n[{left_out:,} bytes of this log were left out here]\n".encode()
+        part = f"{self._path}.part"
+        try:
+            with open(part, "w+b", buffering=0) as new:
+                _copy(0, self._head_end, new.fileno())
+                _write(new.fileno(), line)
+                _copy(kept, size, new.fileno())
+                os.replace(part, self._path)
+                os.dup2(new.fileno(), 2)
+        except OSError:
+            with suppress(OSError):
+                os.unlink(part)
+            raise
+        self._left_out, self._tail_start = left_out, self._head_end + len(line)
+
+
+def _next_line(position: int) -> int:
+    """Where the next line of the log begins; the position itself where none does for long."""
+    return position + os.pread(2, MAX_LINE_BYTES, position).find(b"\n") + 1
+
+
+def _copy(start: int, end: int, to: int) -> None:
+    """A range of the log to another file."""
+    for position in range(start, end, COPY_BYTES):
+        _write(to, os.pread(2, min(COPY_BYTES, end - position), position))
+
+
+def _write(to: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(to, data) :]
 
 
 def _prctl(option: int, value: int) -> None:

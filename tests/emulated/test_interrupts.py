@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from perf import record
-from tests.emulated.inner import PACED, REPOSITORY, Desk, alive_with, started, wait_until
+from tests.emulated.inner import PACED, REPOSITORY, Desk, Run, alive_with, started, wait_until
 
 #: Each scenario is a pytest, a server and, in some, a tox; the start of each is a second or two of one core.
 AT_ONCE = 3
@@ -187,3 +187,25 @@ def test_two_campaigns_at_once_take_neither_ports_nor_folders_of_each_other(tmp_
     assert len(folders) == 3
     assert all(record.read(folder).complete for folder in folders)
     assert all((folder / "plain-2" / "server.log").stat().st_size for folder in folders)
+
+
+def test_a_campaign_whose_folder_vanishes_is_told_in_a_sentence_and_what_was_judged_before_is_shown(
+    tmp_path: Path,
+) -> None:
+    desk = Desk(tmp_path)
+    suites = [f"--perf-suite={desk.suite({'plain': PACED}, name=name)}" for name in ("first", "second")]
+    command, junit = desk.pytest_command("-m", "perf", *suites, "tests/perf", "--perf-max-launches=1")
+    with started(command) as process:
+        wait_until(
+            lambda: any(desk.campaigns.glob("*/second.plain-1/server.log")), "the second suite is being measured"
+        )
+        desk.folders()[-1].rename(tmp_path / "elsewhere")
+        out, error = process.communicate(timeout=TEARDOWN_LIMIT_S)
+    run = Run(code=process.returncode, out=out, error=error, junit=junit)
+    assert run.code == 1
+    assert run.words() == {"first/plain/c002": "NO_BASELINE", "second/plain/c002": None}
+    assert "cannot be written: No such file or directory" in run.item("second/plain/c002").message
+    assert "the folder of this campaign was removed: nothing more can be kept; measure again" in run.screen
+    assert "1 NO_BASELINE; overall NO_BASELINE" in run.screen
+    assert "Traceback" not in run.screen
+    assert desk.folders() == []

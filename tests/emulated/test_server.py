@@ -3,19 +3,22 @@
 import http.server
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import httpx2
 import psutil
 import pytest
 
-from perf import ports
+from perf import ports, supervisor
+from perf import server as servers
 from perf.server import INHERITED_ENV, Server, ServerError, ServerSpec, attach, launch, recorded_command, recorded_env
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -391,6 +394,93 @@ def test_a_full_disk_does_not_block_the_server_and_is_told(tmp_path: Path) -> No
 
     with launch(spec, Path("/dev/full")) as server:
         assert any("the log could not be written" in note and "No space left" in note for note in server.notes)
+
+
+#: Prints numbered lines of one length without end, a secret in each.
+FLOOD = """
+def flood():
+    for number in itertools.count():
+        print(f'{number:09d} {sys.argv[3]} ' + 'x' * 85)
+import itertools
+threading.Thread(target=flood, daemon=True).start()
+"""
+FLOOD_KEY = "sk-0123456789"
+FLOOD_LINE = re.compile(rb"(\d{9}) \[secret\] x{85}\n")
+FLOOD_LINE_BYTES = 105
+LEFT_OUT = re.compile(rb"\n\[([\d,]+) bytes of this log were left out here\]\n")
+
+
+def flooding(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Server:
+    """A server that never stops printing, with a log that is cut many times a second."""
+    small = partial(supervisor.Order, log_head_bytes=1 << 18, log_tail_bytes=1 << 20)
+    monkeypatch.setattr(servers, "Order", small)
+    spec = stub(folder, FLOOD, api_key=FLOOD_KEY)
+    return start(stub(folder, FLOOD, api_key=FLOOD_KEY, command=(*spec.command, "--api-key", FLOOD_KEY)))
+
+
+def left_out_of(log: bytes) -> int:
+    """How much a flooded log says it left out, after proof that this is true and nothing else is missing."""
+    head, line, tail = log, b"", b""
+    if gap := LEFT_OUT.search(log):
+        head, line, tail = log[: gap.start()], gap[1], log[gap.end() :]
+    left_out = int(line.replace(b",", b"") or b"0")
+    written = 0
+    for part, begins in ((head, 0), (tail, len(head) + left_out)):
+        assert begins == 0 or begins % FLOOD_LINE_BYTES == 0
+        whole = len(part) // FLOOD_LINE_BYTES
+        numbers = [int(number) for number in FLOOD_LINE.findall(part)]
+        assert numbers == list(range(begins // FLOOD_LINE_BYTES, begins // FLOOD_LINE_BYTES + whole))
+        written += whole
+    assert written
+    assert len(log) <= (1 << 18) + (1 << 20)
+    assert log.count(b"left out here") <= 1
+    return left_out
+
+
+def test_a_log_keeps_its_beginning_and_its_end_and_says_how_much_is_missing_at_every_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with flooding(tmp_path, monkeypatch) as server:
+        seen: set[int] = set()
+
+        def read() -> bool:
+            seen.add(left_out_of((tmp_path / "server.log").read_bytes()))
+            assert re.fullmatch(r"\d{9} \[secret\] x+", server.log_tail(2).splitlines()[0])
+            return len(seen) > 20
+
+        assert eventually(read)
+        assert server.notes == ()
+
+    assert left_out_of((tmp_path / "server.log").read_bytes()) >= max(seen)
+    assert [path.name for path in tmp_path.glob("server.log*")] == ["server.log"]
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_a_supervisor_that_is_killed_while_it_cuts_a_log_leaves_a_whole_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    with flooding(tmp_path, monkeypatch) as server:
+        above = psutil.Process(server.pid).parent()
+        assert above is not None
+        part = tmp_path / "server.log.part"
+        deadline = time.monotonic() + PATIENCE_S
+        while not part.exists() and time.monotonic() < deadline:
+            pass  # without a pause: the moment is short
+        time.sleep(number / 4000)
+        above.kill()
+        assert eventually(lambda: server.exit_status() is not None)
+        left_out_of((tmp_path / "server.log").read_bytes())
+
+
+def test_a_disk_that_is_too_full_to_cut_a_log_is_told_and_the_log_ends_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "server.log.part").mkdir()
+    with flooding(tmp_path, monkeypatch) as server:
+        assert eventually(lambda: bool(server.notes))
+        assert server.notes[0].startswith("the log could not be written and is cut: ")
+        assert left_out_of((tmp_path / "server.log").read_bytes()) == 0
+        assert server.exit_status() is None
 
 
 # -- it ends

@@ -66,7 +66,7 @@ def test_the_first_run_measures_both_levels_and_asks_for_a_baseline(runs: Runs) 
 
 def test_sglang_counts_the_tokens_that_the_client_counts(runs: Runs) -> None:
     folder = runs.judged_folder / "baseline-1"
-    rounds = json.loads((folder / "rounds.json").read_text())["rounds"]
+    rounds = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
     assert sorted({each["level"] for each in rounds}) == sorted(LEVELS)
     for each in rounds:
         asked = each["requested_tokens"] * len(each["requests"])

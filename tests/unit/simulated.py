@@ -127,12 +127,12 @@ def summary(throughput: float, *, level: int = 1, acceptance: float | None = Non
 def measured(throughput: float, *, level: int = 1, acceptance: float | None = None, ttft_s: float = 0.1) -> Measurement:
     """One case in one launch, of one round."""
     numbers = summary(throughput, level=level, acceptance=acceptance, ttft_s=ttft_s)
-    return Measurement(level=level, rounds=(RoundRecord(index=0, summary=numbers, reasons=()),))
+    return Measurement(level=level, rounds=(RoundRecord(index=0, summary=numbers, reasons=()),), reasons=())
 
 
 def failed(level: int = 1, reason: Reason = FAILED) -> Measurement:
     """One case in one launch that must not be believed."""
-    return Measurement(level=level, rounds=(RoundRecord(index=0, summary=None, reasons=(reason,)),))
+    return Measurement(level=level, rounds=(RoundRecord(index=0, summary=None, reasons=(reason,)),), reasons=())
 
 
 def launch(
@@ -218,6 +218,7 @@ def suite(
         relations=tuple(RelationRecord(relation=each, selected=True) for each in relations),
         launches=launches,
         stopped=None,
+        problem=None,
     )
 
 
@@ -237,6 +238,8 @@ def relation(variant: str, *of: str, at_least: float = 1.0, level: int | None = 
 def campaign(*suites: SuiteRecord, id: str = "20260201-020000", complete: bool = True) -> Campaign:
     """A campaign on the simulated rig."""
     return Campaign(
+        kind="sglang-perf campaign",
+        schema=2,
         id=id,
         started_at="2026-02-01T02:00:00+00:00",
         finished_at="2026-02-01T03:00:00+00:00" if complete else None,

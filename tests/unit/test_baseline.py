@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perf.baseline import Store
-from perf.files import MAX_JSON_BYTES, FileError
+from perf.files import MAX_JSON_BYTES, MAX_NUMBER, MIN_NUMBER, FileError
 from perf.sample import LaunchSample, Promotion, StoredCase, geometric_mean, throughputs
 from tests.unit.simulated import RIG, stored
 
@@ -132,7 +132,7 @@ def test_launches_that_cannot_be_compared_are_never_joined(store: Store, foreign
 # Whatever can be stored is read back as it was
 
 texts = st.text(st.characters(codec="utf-8"), max_size=30)
-rates = st.floats(min_value=1e-300, max_value=1e300)
+rates = st.floats(min_value=MIN_NUMBER, max_value=MAX_NUMBER)
 
 
 @st.composite
@@ -159,6 +159,14 @@ def launch_samples(draw: st.DrawFn) -> LaunchSample:
 promotions = st.builds(
     Promotion, promoted_at=texts, reason=texts, campaign=texts, throughput=rates, launches=st.integers(0, 99)
 )
+
+
+def as_promoted(case: StoredCase) -> StoredCase:
+    launches = case.launches
+    last = replace(case.promotion, throughput=geometric_mean(throughputs(launches)), launches=len(launches))
+    return replace(case, promotions=(*case.promotions[:-1], last))
+
+
 cases = st.builds(
     replace,
     st.just(stored(100.0)),
@@ -173,7 +181,7 @@ cases = st.builds(
         launch_samples(), min_size=1, max_size=3, unique_by=lambda each: (each.campaign, each.launch)
     ).map(tuple),
     promotions=st.lists(promotions, min_size=1, max_size=3).map(tuple),
-)
+).map(as_promoted)
 
 
 @settings(deadline=None, max_examples=60)
@@ -319,11 +327,11 @@ def test_a_number_that_is_no_number_is_an_error(store: Store, value: str) -> Non
     assert "finite number" in damaged(store, good(store).replace("[123.25]", f"[{value}]"))
 
 
-@pytest.mark.parametrize("value", ["[0.0]", "[-1.0]", "[]", "[1.0, 2.0]"])
+@pytest.mark.parametrize("value", ["[0.0]", "[-1.0]", "[]", "[1.0, 2.0]", "[123.26]"])
 def test_a_sample_that_is_none_is_an_error(store: Store, value: str) -> None:
     assert damaged(store, good(store).replace("[123.25]", value)) == (
-        "level 1: a stored sample must be different launches of positive numbers, promoted, under schema 2; "
-        "restore the file from version control, or promote again"
+        "level 1: a stored sample must be different launches of positive numbers, as they were promoted, under schema "
+        "2; restore the file from version control, or promote again"
     )
 
 

@@ -227,7 +227,7 @@ def test_a_campaign_ends_whatever_is_measured(
     def strange(_variant: str, _ordinal: int, level: int) -> Measurement | None:
         if chance.random() < bad:
             return failed(level)
-        return Measurement(level=level, rounds=()) if chance.random() < missing else None
+        return Measurement(level=level, rounds=(), reasons=()) if chance.random() < missing else None
 
     bound = (relation("baseline", "eagle3"), relation("eagle3", "baseline", level=1))
     state = suite(

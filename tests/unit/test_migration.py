@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from perf import migration, record
+from perf import compact, migration, record
 from perf.__main__ import main
 from perf.baseline import Store
 from perf.files import FileError
@@ -42,6 +42,26 @@ def test_there_are_files_of_every_schema_before_this_one() -> None:
 def test_an_old_campaign_gives_the_verdicts_it_gave(folder: Path) -> None:
     words = [str(verdict.word) for suite in record.read(folder).suites for verdict in judge(suite)]
     assert {word: words.count(word) for word in words} == TOLD[folder.name]
+
+
+@pytest.mark.parametrize("folder", CAMPAIGNS, ids=name)
+def test_an_old_campaign_is_reported_to_programs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", str(folder), "--format", "json"]) == 0
+    told = compact.ADAPTER.validate_json(capsys.readouterr().out)
+    words = [case.verdict for suite in told.suites for case in suite.cases]
+    words += [relation.verdict for suite in told.suites for relation in suite.relations]
+    assert {word: words.count(word) for word in words} == TOLD[folder.name]
+    assert {variant.build for suite in told.suites for variant in suite.variants} == {None}
+
+
+def test_two_old_campaigns_are_compared_as_the_second_was_judged_against_the_promoted_first(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    first, second = CAMPAIGNS
+    assert main(["compare", str(first), str(second)]) == 1
+    text = capsys.readouterr().out
+    assert "3 PASS, 1 REGRESSED; overall REGRESSED" in text
+    assert "old/eagle3/c004\nREGRESSED  output throughput 55.0 tok/s, baseline 107.4: -48.8 %" in text
 
 
 @pytest.mark.parametrize("folder", CAMPAIGNS, ids=name)

@@ -206,7 +206,7 @@ def with_stored(case: StoredCase) -> SuiteRecord:
     [
         (replace(full(), margin=0.0), "the rule it is judged by"),
         (replace(full(), alpha=1.5), "the rule it is judged by"),
-        (replace(full(), power=1e-308), "the rule it is judged by"),
+        (replace(full(), power=1e-9), "the rule it is judged by"),
         (replace(full(), family=0), "the number of its verdicts"),
         (replace(full(), cases=full().cases[1:]), "the number of its verdicts"),
         (replace(suite(), cases=(replace(suite().cases[0], level=7),)), "a case whose id is another's"),

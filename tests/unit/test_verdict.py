@@ -114,7 +114,8 @@ def test_what_cannot_be_believed_is_invalid_whatever_the_other_launches_say() ->
 
 @pytest.mark.parametrize("rounds", [(), (replace(failed().rounds[0], reasons=()),)])
 def test_a_round_without_numbers_is_never_a_pass(rounds: tuple[RoundRecord, ...]) -> None:
-    found = judged(launches=(launch(measured(100.0)), launch(Measurement(level=1, rounds=rounds), ordinal=2)))
+    empty = Measurement(level=1, rounds=rounds, reasons=())
+    found = judged(launches=(launch(measured(100.0)), launch(empty, ordinal=2)))
     assert (found.word, found.reasons[0].name) == (Word.INVALID, "not measured")
 
 
