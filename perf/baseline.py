@@ -4,7 +4,6 @@ A file is valid pytest-benchmark JSON, so that `pytest-benchmark compare` reads 
 `extra_info`; the statistics beside it are computed from it when the file is written and never read.
 """
 
-import platform
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -13,7 +12,7 @@ from filelock import FileLock, Timeout
 from pydantic import ConfigDict, TypeAdapter
 from pytest_benchmark.stats import Stats
 
-from perf import migration
+from perf import carrier, migration
 from perf.files import FileError, read_json, to_json, write_text
 from perf.sample import SCHEMA, StoredCase, are_comparable, geometric_mean, is_sound, throughputs
 from perf.text import printable
@@ -84,7 +83,7 @@ class Store:
                     left.unlink(missing_ok=True)
                 for case in cases:
                     levels[case.level] = _succeed(levels.get(case.level), case, add=add)
-                write_text(path, _render(rig_id, suite, variant, [levels[level] for level in sorted(levels)]))
+                write_text(path, _render(rig_id, [levels[level] for level in sorted(levels)]))
         except Timeout as error:
             raise FileError(
                 f"{self.folder / '.lock'}: another promotion holds it for {LOCK_TIMEOUT_S:.0f} s"
@@ -97,8 +96,8 @@ class Store:
 def _believe(case: StoredCase, path: Path, place: str) -> None:
     if not is_sound(case):
         raise FileError(
-            f"{path}: level {case.level}: a stored sample must be different launches of positive numbers, promoted, "
-            f"under schema {SCHEMA}; {_RESTORE}"
+            f"{path}: level {case.level}: a stored sample must be different launches of positive numbers, as "
+            f"they were promoted, under schema {SCHEMA}; {_RESTORE}"
         )
     head, _, level = case.case.rpartition("/c")
     if head != place or level.lstrip("0") != str(case.level):
@@ -116,28 +115,25 @@ def _succeed(old: StoredCase | None, new: StoredCase, *, add: bool) -> StoredCas
     return replace(new, launches=launches, promotions=(*old.promotions, latest))
 
 
-def _render(rig_id: str, suite: str, variant: str, cases: list[StoredCase]) -> str:
+def _render(rig_id: str, cases: list[StoredCase]) -> str:
     """One case a line, so that a change of one level is a change of one line."""
-    lines = ",\n".join("  " + to_json(_benchmark(case, f"{suite}/{variant}")).strip() for case in cases)
+    lines = ",\n".join("  " + to_json(_benchmark(case)).strip() for case in cases)
+    newest = max(cases, key=lambda case: case.promotion.promoted_at)
     head = {
-        "machine_info": {"node": rig_id, "python_version": platform.python_version()},
-        "commit_info": {},
+        "machine_info": {"node": rig_id},
+        "commit_info": carrier.commit_info(newest.build, newest.server_version),
         "version": migration.BASELINE_VERSION,
-        "datetime": max(case.promotion.promoted_at for case in cases),
+        "datetime": newest.promotion.promoted_at,
     }
     return to_json(head).rstrip()[:-1] + ', "benchmarks": [\n' + lines + "\n]}\n"
 
 
-def _benchmark(case: StoredCase, group: str) -> dict[str, object]:
+def _benchmark(case: StoredCase) -> dict[str, object]:
     stats = Stats()  # type: ignore[no-untyped-call]
     stats.data += [1 / value for value in throughputs(case.launches)]
     return {
-        "group": group,
-        "name": case.case,
-        "fullname": case.case,
-        "params": {"concurrency": case.level},
-        "param": case.case,
+        **carrier.names(case.case, case.level),
         "extra_info": asdict(case),
-        "options": {"disable_gc": False, "timer": "seconds per output token", "min_rounds": 1, "warmup": False},
+        "options": {"disable_gc": False, "timer": carrier.TIMER, "min_rounds": 1, "warmup": False},
         "stats": {name: getattr(stats, name) for name in stats.fields} | {"iterations": 1},
     }

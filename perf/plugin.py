@@ -19,12 +19,18 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
-from pytest_benchmark.fixture import BenchmarkFixture
 
 import perf
 from perf import campaign as campaigns
 from perf import load, record, report, suite, verdict
 from perf.baseline import Store
+from perf.carrier import (
+    Carried,
+    commit_info,
+    pytest_benchmark_compare_machine_info,  # noqa: F401 - hooks, which pytest finds here
+    pytest_benchmark_generate_machine_info,  # noqa: F401
+    pytest_benchmark_scale_unit,  # noqa: F401
+)
 from perf.files import FileError
 from perf.gate import Word
 from perf.measure import Bench, Show, api_key
@@ -51,23 +57,6 @@ T = TypeVar("T")
 PARENT_POLL_S = 0.5
 
 
-class ReplayClock:
-    """The timer of pytest-benchmark for our items: it advances by the seconds per token of a launch, not by itself."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-    def advance(self, seconds: float) -> None:
-        """Let the benchmarked function have taken `seconds`."""
-        self.now += seconds
-
-
-CLOCK = ReplayClock()
-
-
 @dataclass(frozen=True, slots=True)
 class PerfItem:
     """What one item is about: a case, a relation, or a suite file that could not be read."""
@@ -77,28 +66,17 @@ class PerfItem:
     problem: str | None = None
 
     def __repr__(self) -> str:
-        """The id alone: pytest-benchmark writes it to its files, and the commands of a suite may hold secrets."""
+        """The id alone: it may be shown, and the commands of a suite may hold secrets."""
         return self.subject.id if self.subject else "unreadable"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    """A verdict with what its item shows."""
+    """A verdict with what its item shows; `carried` is None where there is no number that could be believed."""
 
     verdict: Verdict
     screen: str
-    throughputs: tuple[float, ...]
-
-
-def replay(benchmark: BenchmarkFixture, judged: Judged) -> None:
-    """Give pytest-benchmark a case's launches, seconds per token each, so that `ops` is tok/s (their harmonic mean)."""
-    if not judged.throughputs:
-        return  # nothing was measured that could be believed
-    launches = iter(judged.throughputs)
-    benchmark.extra_info["verdict"] = judged.verdict.word.value
-    benchmark.pedantic(  # type: ignore[no-untyped-call]
-        CLOCK.advance, setup=lambda: ((1 / next(launches),), {}), rounds=len(judged.throughputs)
-    )
+    carried: Carried | None
 
 
 # Options
@@ -214,7 +192,8 @@ def pytest_configure(config: pytest.Config) -> None:
     for name, meaning in MARKERS.items():
         config.addinivalue_line("markers", f"{name}: {meaning}")
     config.stash[_SETTINGS] = Settings(config)
-    if config.getoption("numprocesses", None) and _asks_for_cases(config):
+    spread = config.getoption("numprocesses", None) or config.getoption("dist", "no") != "no"
+    if spread and _asks_for_cases(config):
         raise pytest.UsageError(_NO_XDIST)
     asked = config.getoption("perf_suite") or []
     config.stash[_ITEMS] = list(_perf_items(config, asked))
@@ -285,8 +264,11 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     if not items:
         return
     for option, switch in _EMPTY_SWITCHES.items():
-        if config.getoption(option, False):
+        if config.getoption(option, False) and not (
+            option == "benchmark_disable" and config.getoption("benchmark_enable")
+        ):
             raise pytest.UsageError(f"{switch} would judge nothing and look green: leave it out")
+    _refuse_as_carrier(config)
     if config.stash[_SETTINGS].base_url is not None:
         variants = {name for item in items for name in _variants(item)}
         if len(variants) != 1:
@@ -303,6 +285,28 @@ _EMPTY_SWITCHES = {
     "setupplan": "--setup-plan",  # first: it sets the other too
     "setuponly": "--setup-only",
 }
+
+
+def _refuse_as_carrier(config: pytest.Config) -> None:
+    """What pytest-benchmark would fail at only when the measurement is over. Raises pytest.UsageError."""
+    if config.getoption("benchmark_compare_fail", None):
+        raise pytest.UsageError(
+            "--benchmark-compare-fail knows nothing of noise and speaks after the verdicts: leave it out; "
+            "the loss that is allowed is --perf-margin"
+        )
+    carrier = config.pluginmanager.getplugin("pytest-benchmark")
+    if (carrier is None or carrier.disabled) and not hasattr(config, "workerinput"):  # there each item says it
+        raise pytest.UsageError(
+            "pytest-benchmark, which carries the numbers of these cases, is off: leave out -p no:benchmark and xdist"
+        )
+    path: Path | None = config.getoption("benchmark_json")
+    if path is not None and not config.getoption("collectonly"):
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise pytest.UsageError(f"--benchmark-json={path}: cannot be written: {error.strerror}") from error
+        if path.is_dir() or not os.access(path.parent, os.W_OK):
+            raise pytest.UsageError(f"--benchmark-json={path}: cannot be written: name a file that may be written")
 
 
 def _variants(item: PerfItem) -> tuple[str, ...]:
@@ -356,17 +360,22 @@ class Session:
         if item.suite.name in self.errors:
             pytest.fail(self.errors[item.suite.name], pytrace=False)
         found = self.verdicts[item.subject.id]
-        taken: tuple[float, ...] = ()
-        if isinstance(found, CaseVerdict) and found.measured is not None:
-            owner = next(each for each in self._campaign().suites if each.name == item.suite.name)
-            taken = throughputs(
-                verdict.sample("", launch, measurement)
-                for launch, measurement in verdict.measurements(owner, found.variant, found.level)
-            )
         return Judged(
             verdict=found,
             screen=report.screen(found, self.promote, self.shown),
-            throughputs=taken,
+            carried=self._carried(found, item.suite.name),
+        )
+
+    def _carried(self, found: Verdict, suite_name: str) -> Carried | None:
+        if not isinstance(found, CaseVerdict) or found.measured is None:
+            return None
+        owner = next(each for each in self._campaign().suites if each.name == suite_name)
+        taken = verdict.measurements(owner, found.variant, found.level)
+        return Carried(
+            case=found.id,
+            level=found.level,
+            throughputs=throughputs(verdict.sample("", launch, measurement) for launch, measurement in taken),
+            extra_info=(("verdict", report.word(found)), ("campaign", self._folder().name)),
         )
 
     def finish(self) -> None:
@@ -391,6 +400,12 @@ class Session:
         record.save(self._folder(), done)
         self.campaign = done
 
+    def markdown(self) -> str:
+        """What a build's summary says of the session."""
+        if self.campaign is None:
+            return report.not_measured(self.errors)
+        return report.markdown(self.campaign, self.promote, self.shown)
+
     def _measure(self, chosen: Suite) -> None:
         rig = probe() if self.campaign is None else self.campaign.rig
         if len(rig.gpus) < chosen.gpus:
@@ -403,6 +418,8 @@ class Session:
         if self.campaign is None:
             self.folder = record.create_folder(self.settings.campaigns)
             self.campaign = Campaign(
+                kind="sglang-perf campaign",
+                schema=2,
                 id=self.folder.name,
                 started_at=record.now_utc(),
                 finished_at=None,
@@ -528,6 +545,7 @@ def suite_record(
         ),
         launches=(),
         stopped=None,
+        problem=None,
     )
 
 
@@ -536,6 +554,8 @@ def _guarded(bench: Bench, variant: str, ordinal: int, levels: tuple[int, ...]) 
     began = time.monotonic()
     try:
         return bench.measure(variant, ordinal, levels)
+    except FileError:
+        raise  # a full disk, a folder that was removed: it says so itself, and nothing more could be kept
     except Exception as error:
         reason = Reason(
             name="the suite itself failed",
@@ -616,11 +636,8 @@ def judged(
     if hasattr(request.config, "workerinput"):
         pytest.fail(_NO_XDIST, pytrace=False)
     found = perf_session.judged(perf_item)
-    record_property("verdict", report.word(found.verdict))
-    if (judgement := found.verdict.judgement) is not None:
-        record_property("change", f"{judgement.change:+.6f}")
-        record_property("lo", f"{judgement.lo:+.6f}")
-        record_property("hi", f"{judgement.hi:+.6f}")
+    for name, value in report.properties(found.verdict):
+        record_property(name, value)
     record_property("campaign", perf_session.folder.name if perf_session.folder else "")
     return found
 
@@ -646,20 +663,69 @@ def pytest_report_teststatus(report: pytest.TestReport | pytest.CollectReport) -
     return report.outcome, str(word)[0] if report.failed else ".", str(word)
 
 
-def pytest_sessionfinish(session: pytest.Session, exitstatus: int | pytest.ExitCode) -> None:
-    """A campaign is complete when its session ran to its end. Who judged less than was selected is not green."""
-    bench = session.config.stash.get(_BENCH, None)
+@pytest.hookimpl(wrapper=True)
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int | pytest.ExitCode) -> Generator[None, None, None]:
+    """A campaign is complete when its session ran to its end. Who judged less than was selected is not green.
+
+    The campaign comes first: whatever fails to be written after it does not lose it.
+    """
+    config = session.config
+    show = _show(config)
+    bench = config.stash.get(_BENCH, None)
     if bench is not None and exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
         try:
             bench.finish()
         except FileError as error:
-            bench.show.line(str(error))
+            show.line(str(error))
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        else:
+            _append_summary(bench.markdown(), show)
     told = set() if bench is None else bench.told
     owed = {item.subject.id for item in _selected(session) if item.subject} - told
-    if owed and exitstatus == pytest.ExitCode.OK and not session.config.getoption("collectonly"):
+    if owed and exitstatus == pytest.ExitCode.OK and not config.getoption("collectonly"):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
-        _show(session.config).line(f"{len(owed)} selected cases were not judged, such as {min(owed)}: not a pass")
+        show.line(f"{len(owed)} selected cases were not judged, such as {min(owed)}: not a pass")
+    if bench is not None and bench.folder is not None:
+        try:
+            _save_numbers(config, bench.folder.name)
+        except OSError as error:
+            show.line(f"pytest-benchmark could not write its file: {error}; the campaign is kept")
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+    return (yield)
+
+
+def _append_summary(text: str, show: Show) -> None:
+    """To the summary of a GitHub job, below what is there; it is a courtesy, and its failure no verdict."""
+    path = os.environ.get("GITHUB_STEP_SUMMARY")
+    if not path:
+        return
+    try:
+        with open(path, "a", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(text)
+    except OSError as error:
+        show.line(f"GITHUB_STEP_SUMMARY={path}: cannot be written: {error.strerror}; the verdicts are as below")
+
+
+def _save_numbers(config: pytest.Config, campaign: str) -> None:
+    """Let pytest-benchmark write its files now: where it fails by itself, neither JUnit nor table are written."""
+    carrier = config.pluginmanager.getplugin("pytest-benchmark")
+    if carrier is None:
+        return
+    if carrier.autosave:
+        carrier.autosave = campaign  # of itself it names the file by the commit of this repository
+    try:
+        carrier.handle_saving()
+    finally:
+        carrier.json = carrier.save = carrier.autosave = None
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_benchmark_generate_commit_info(config: pytest.Config) -> dict[str, object] | None:
+    """The commit of a file is that of the server, by the last launch; never that of the folder we are in."""
+    bench = config.stash.get(_BENCH, None)
+    campaign = None if bench is None else bench.campaign
+    launches = [] if campaign is None else [launch for each in campaign.suites for launch in each.launches]
+    return commit_info(launches[-1].build, launches[-1].server_version) if launches else None
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

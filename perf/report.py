@@ -1,19 +1,27 @@
-"""From verdicts to text: the table and the screen of one verdict. Pure; computes nothing that is judged."""
+"""From verdicts to text: the table, the screen of one verdict, a campaign in markdown. Pure; judges nothing itself."""
 
-from collections.abc import Iterable, Sequence
+import html
+import math
+import re
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
 
 from tabulate import tabulate
 
-from perf.gate import Judgement, Word, worst
+from perf.gate import WORST_FIRST, Judgement, Word, worst
+from perf.record import Campaign, SuiteRecord
 from perf.text import duration, milliseconds, percent, printable, share, throughput
 from perf.validity import Reason
-from perf.verdict import CaseVerdict, Moved, RelationVerdict, Verdict
+from perf.verdict import CaseVerdict, Moved, RelationVerdict, Verdict, judge
 
 #: How many reasons of an INVALID case its screen shows; the campaign has them all.
 MAX_REASONS = 5
 
 #: Characters of one line of a screen: the last words of a server that died, with their path, fit in.
 MAX_LINE = 1200
+
+#: Characters of a campaign in markdown. GitHub refuses a comment of more than 65,536; the rest is for words around it.
+MAX_MARKDOWN = 60_000
 
 _HEADERS = ("case", "tok/s", "baseline", "change", "interval", "TTFT ms", "TPOT ms", "accept", "launches", "verdict")
 _ALIGN = ("left", *("right",) * 8, "left")
@@ -29,12 +37,15 @@ def passes(verdict: Verdict) -> bool:
     return verdict.word in (Word.PASS, Word.IMPROVED) or word(verdict) == "ADVISORY"
 
 
-def table(verdicts: Sequence[Verdict], *, form: str = "simple") -> str:
-    """All verdicts of one suite, one line each."""
+def table(verdicts: Sequence[Verdict], *, for_markdown: bool = False) -> str:
+    """All verdicts of one suite, one line each, in the order of the suite: a curve over levels is read so."""
+    rows = [_row(verdict) for verdict in verdicts]
+    if for_markdown:
+        rows = [(_code(name).replace("|", r"\|"), *cells) for name, *cells in rows]
     return tabulate(
-        [_row(verdict) for verdict in verdicts],
+        rows,
         headers=_HEADERS,
-        tablefmt=form,
+        tablefmt="pipe" if for_markdown else "simple",
         disable_numparse=True,
         colalign=_ALIGN,
         headersglobalalign=None,
@@ -43,10 +54,13 @@ def table(verdicts: Sequence[Verdict], *, form: str = "simple") -> str:
 
 def tally(verdicts: Sequence[Verdict]) -> str:
     """`14 PASS, 1 REGRESSED; overall REGRESSED`."""
+    overall = _overall(verdicts)
+    return _counts(verdicts) + (f"; overall {overall}" if overall else "")
+
+
+def _counts(verdicts: Sequence[Verdict]) -> str:
     words = [word(verdict) for verdict in verdicts]
-    counts = ", ".join(f"{words.count(each)} {each}" for each in dict.fromkeys(sorted(words)))
-    gated = [verdict.word for verdict in verdicts if word(verdict) != "ADVISORY"]
-    return f"{counts}; overall {worst(gated)}" if gated else counts
+    return ", ".join(f"{words.count(each)} {each}" for each in dict.fromkeys(sorted(words)))
 
 
 def remarks(verdicts: Sequence[Verdict], launches: Iterable[tuple[str, tuple[str, ...]]]) -> str:
@@ -62,6 +76,155 @@ def remarks(verdicts: Sequence[Verdict], launches: Iterable[tuple[str, tuple[str
         f"{note}  ({', '.join(where[:2])}{f' and {len(where) - 2} more' if len(where) > 2 else ''})"
         for note, where in seen.items()
     )
+
+
+def properties(verdict: Verdict) -> tuple[tuple[str, str], ...]:
+    """A verdict for machines, as JUnit carries it: tok/s and shares as plain numbers; what is not there is left out."""
+    numbers: dict[str, float | None] = {}
+    if isinstance(verdict, CaseVerdict) and verdict.measured is not None:
+        numbers["output_throughput"] = verdict.measured.output_throughput
+    if (judgement := verdict.judgement) is not None:
+        numbers |= {"output_throughput": judgement.after, "baseline_throughput": judgement.before}
+        numbers |= {"change": judgement.change, "lo": judgement.lo, "hi": judgement.hi}
+    plain = ((name, f"{value:.6f}") for name, value in numbers.items() if value is not None and math.isfinite(value))
+    return (("verdict", word(verdict)), *plain)
+
+
+def markdown(campaign: Campaign, promote: str, folder: str, *, limit: int = MAX_MARKDOWN) -> str:
+    """A complete campaign for a pull request or the summary of a build; worst first.
+
+    The screens of what is not PASS are folded away. Of more than `limit` characters, whole screens are left out, the
+    least grave first, and it is said; no table ever is. `promote` and `folder` as for `screen`.
+    """
+    suites = [(each, judge(each)) for each in campaign.suites]
+    suites.sort(key=lambda pair: _rank(_overall(pair[1])))
+    head = _head(campaign, [verdict for _, verdicts in suites for verdict in verdicts], folder)
+    tables = [_suite(suite, verdicts) for suite, verdicts in suites]
+    folded = [
+        (_rank(rank), position, text)
+        for position, (suite, verdicts) in enumerate(suites)
+        for rank, text in _folded(suite, verdicts, promote, folder)
+    ]
+    room = limit - sum(len(text) + 2 for text in (head, *tables, _left_out(len(folded))))
+    shown: list[list[str]] = [[] for _ in suites]
+    for _, position, text in sorted(folded, key=lambda each: each[0]):
+        if len(text) + 2 <= room:
+            room -= len(text) + 2
+            shown[position].append(text)
+    missing = len(folded) - sum(map(len, shown))
+    parts = [head, *([_left_out(missing)] if missing else [])]
+    for text, screens in zip(tables, shown, strict=True):
+        parts += [text, *screens]
+    return "\n\n".join(parts) + "\n"
+
+
+def not_measured(problems: Mapping[str, str]) -> str:
+    """In markdown, why suites could not be measured, where no campaign was begun that would say it. By their names."""
+    parts = [f"## sglang-perf: {Word.INVALID}", "Nothing was measured."]
+    for suite, problem in problems.items():
+        parts += [f"{_code(suite)}:", _block("\n".join(printable(line, MAX_LINE) for line in problem.splitlines()))]
+    return "\n\n".join(parts) + "\n"
+
+
+_MEANING = {
+    Word.PASS: "No case lost more than its margin.",
+    Word.IMPROVED: "Nothing lost more than its margin, and something is faster.",
+    Word.REGRESSED: "Throughput was lost beyond the margin.",
+    Word.VIOLATED: "What is expected between variants does not hold.",
+    Word.INVALID: "Not everything that was measured may be believed, neither as a loss nor as a pass.",
+    Word.NO_BASELINE: "Not everything has a stored baseline that it can be judged against.",
+    Word.INCONCLUSIVE: "Launches differ too much to exclude a loss beyond the margin.",
+}
+
+
+def _head(campaign: Campaign, verdicts: Sequence[Verdict], folder: str) -> str:
+    """Headline, one sentence, and the circumstances."""
+    overall = _overall(verdicts)
+    says = "Nothing is judged: what was measured is only shown." if overall is None else _MEANING[overall]
+    gravest = [verdict for verdict in verdicts if word(verdict) == overall]
+    if overall in (Word.REGRESSED, Word.VIOLATED):
+        change, id = min((verdict.judgement.change, verdict.id) for verdict in gravest if verdict.judgement)
+        says += f" Worst: {_code(id)}, {percent(change)}."
+    elif gravest and overall is not Word.PASS:
+        says += f" For example {_code(gravest[0].id)}."
+    rig = campaign.rig
+    gpus = [f"{sum(gpu.name == name for gpu in rig.gpus)} x {name}" for name in dict.fromkeys(g.name for g in rig.gpus)]
+    machine = [*gpus, *([] if rig.driver is None else [f"driver {rig.driver}"]), rig.cpu, f"kernel {rig.kernel}"]
+    shown = campaign.id if folder.endswith(f".perf/campaigns/{campaign.id}") else shlex.quote(folder)
+    facts = [
+        f"campaign {_code(campaign.id)}, begun {_code(campaign.started_at)}",
+        f"machine {', '.join(map(_code, machine))}",
+        *_builds(campaign),
+        f"look closer: {_code(f'python -m perf check {shown}')}",
+    ]
+    return "\n\n".join(
+        [f"## sglang-perf: {overall or 'ADVISORY'}", says, _counts(verdicts), "\n".join(f"- {each}" for each in facts)]
+    )
+
+
+def _builds(campaign: Campaign) -> Iterable[str]:
+    """What was measured, and in which variants, by their last launches."""
+    launched = {f"{suite.name}/{launch.variant}": launch for suite in campaign.suites for launch in suite.launches}
+    variants: dict[str, list[str]] = {}
+    for name, launch in launched.items():
+        told = [str(launch.build)] if launch.build else []
+        told += [f"server {launch.server_version}"] if launch.server_version else []
+        variants.setdefault(", ".join(told) or "unknown", []).append(name)
+    return (f"build {_code(build)} in {', '.join(map(_code, names))}" for build, names in variants.items())
+
+
+def _suite(suite: SuiteRecord, verdicts: Sequence[Verdict]) -> str:
+    where = f"{_code(suite.name)} on {_code(suite.rig_id)}, margin {share(suite.margin)}"
+    return f"### {where}: {_overall(verdicts) or 'ADVISORY'}\n\n{table(verdicts, for_markdown=True)}"
+
+
+def _folded(
+    suite: SuiteRecord, verdicts: Sequence[Verdict], promote: str, folder: str
+) -> Iterable[tuple[Word | None, str]]:
+    """What stands below a table, each with the word that says how grave it is."""
+    for verdict in verdicts:
+        if word(verdict) != Word.PASS:
+            yield verdict.word, _details(word(verdict), verdict.id, screen(verdict, promote, folder))
+    if noted := remarks(verdicts, ((launch.name, launch.notes) for launch in suite.launches)):
+        yield None, _details("Remarks", suite.name, noted)
+
+
+def _overall(verdicts: Sequence[Verdict]) -> Word | None:
+    """The worst of what is judged; None where nothing is."""
+    gated = [verdict.word for verdict in verdicts if word(verdict) != "ADVISORY"]
+    return worst(gated) if gated else None
+
+
+def _rank(word: Word | None) -> int:
+    return len(WORST_FIRST) if word is None else WORST_FIRST.index(word)
+
+
+def _left_out(count: int) -> str:
+    return f"**For length, {count} of the texts below the tables are left out here**: the command above shows them all."
+
+
+def _details(label: str, name: str, text: str) -> str:
+    summary = f"{label} <code>{html.escape(printable(name))}</code>"
+    # The blank line ends the HTML, so that markdown begins again.
+    return f"<details><summary>{summary}</summary>\n\n{_block(text)}\n\n</details>"
+
+
+def _block(text: str) -> str:
+    """A code block that nothing in its text can end."""
+    fence = "`" * max(3, _longest_run(text) + 1)
+    return f"{fence}text\n{text}\n{fence}"
+
+
+def _code(text: str) -> str:
+    """A code span of one line of text from anywhere: no markdown, HTML or mention in it means anything."""
+    plain = printable(text) or "-"
+    ticks = "`" * (_longest_run(plain) + 1)
+    pad = " " if "`" in plain else ""
+    return f"{ticks}{pad}{plain}{pad}{ticks}"
+
+
+def _longest_run(text: str) -> int:
+    return max(map(len, re.findall("`+", text)), default=0)
 
 
 def screen(verdict: Verdict, promote: str, folder: str) -> str:

@@ -235,7 +235,7 @@ def environment(changes: Mapping[str, str] | None = None) -> dict[str, str]:
         name: value
         for name, value in os.environ.items()
         # In a build job pytest prints every message again, whole, behind the last line.
-        if not name.startswith(outer) and name not in ("CI", "BUILD_NUMBER")
+        if not name.startswith(outer) and name not in ("CI", "BUILD_NUMBER", "GITHUB_STEP_SUMMARY")
     }
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     return kept | {"PATH": path, "COLUMNS": "200"} | dict(changes or {})

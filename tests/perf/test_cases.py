@@ -4,13 +4,17 @@ import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
 from perf import report
-from perf.plugin import CLOCK, Judged, replay
+from perf.carrier import CLOCK, replay
+from perf.plugin import Judged
 
 
 # A relation, and a case without numbers, has nothing to replay.
 @pytest.mark.filterwarnings("ignore:Benchmark fixture was not used")
 @pytest.mark.benchmark(timer=CLOCK)
 def test_verdict(judged: Judged, benchmark: BenchmarkFixture) -> None:
-    replay(benchmark, judged)
-    if not report.passes(judged.verdict):
-        pytest.fail(judged.screen, pytrace=False)
+    try:
+        if judged.carried is not None:
+            replay(benchmark, judged.carried)
+    finally:  # a carrier that fails hides no verdict
+        if not report.passes(judged.verdict):
+            pytest.fail(judged.screen, pytrace=False)

@@ -4,19 +4,23 @@ The goldens are the wanted text. `python -m tests.unit.test_report` writes them 
 difference as a user would before you keep it.
 """
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from perf import report
-from perf.gate import Word
-from perf.record import LaunchRecord, SuiteRecord
-from perf.sample import StoredCase
+from perf.gate import WORST_FIRST, Word
+from perf.record import Campaign, LaunchRecord, SuiteRecord
+from perf.rig import Gpu
+from perf.sample import Build, StoredCase
 from perf.validity import Reason
 from perf.verdict import CaseVerdict, RelationVerdict, Verdict, judge
-from tests.unit.simulated import FAILED, failed, launch, measured, relation, stored, suite
+from tests.unit.simulated import FAILED, RIG, campaign, failed, launch, measured, relation, stored, suite
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -141,13 +145,24 @@ def every_word() -> SuiteRecord:
     )
 
 
+def night() -> Campaign:
+    """A campaign on two GPUs: a suite that passes, and one with a case of every kind."""
+    gpus = tuple(Gpu(name="NVIDIA H200", uuid=f"GPU-{number}", power_limit_w=700.0) for number in range(2))
+    build = Build(sglang="0.5.3", torch="2.9.0", commit="9f3e1d0c21ab7788", dirty="5d41402abc4b2a76", packages="0" * 8)
+    first, second = (replace(each, build=build) for each in eagle3(2981.0, 2985.0))
+    passing = replace(case(replace(first, notes=("the clocks were held down: power cap",)), second), name="quiet")
+    return replace(campaign(passing, every_word()), rig=replace(RIG, gpus=gpus, driver="580.95"))
+
+
 def texts() -> Iterator[tuple[str, str]]:
     """Every golden file's name and what it should hold."""
     for name, state in SCREENS.items():
         yield f"{name}.txt", report.screen(only(state), PROMOTE, FOLDER) + "\n"
     verdicts = judge(every_word())
     yield "table.txt", f"{report.table(verdicts)}\n\n{report.tally(verdicts)}\n"
-    yield "table.md", report.table(verdicts, form="github") + "\n"
+    yield "table.md", report.table(verdicts, for_markdown=True) + "\n"
+    yield "campaign.md", report.markdown(night(), PROMOTE, FOLDER)
+    yield "not-measured.md", report.not_measured({"kimi": "kimi needs 8 GPUs; seen: 0 GPUs. Run it on the rig"})
 
 
 @pytest.mark.parametrize(("name", "text"), [pytest.param(name, text, id=name) for name, text in texts()])
@@ -229,6 +244,120 @@ def test_the_commands_of_a_screen_name_the_campaign_and_the_case() -> None:
 
 def test_the_reason_of_a_failure_is_told_with_its_numbers() -> None:
     assert FAILED.seen in report.screen(only(SCREENS["invalid"]), PROMOTE, FOLDER)
+
+
+# Markdown
+
+
+def parts(markdown: str) -> tuple[list[str], str]:
+    """As CommonMark reads it: the code blocks, and everything outside of them."""
+    blocks: list[str] = []
+    outside: list[str] = []
+    fence = ""
+    for line in markdown.split("\n"):
+        ticks = re.match(r" {0,3}(`{3,})", line)
+        if not fence and ticks:
+            fence = ticks[1]
+            blocks.append("")
+        elif fence and ticks and len(ticks[1]) >= len(fence) and not line.strip(" `"):
+            fence = ""
+        elif fence:
+            blocks[-1] += line + "\n"
+        else:
+            outside.append(line)
+    assert not fence, "a code block that does not end"
+    return blocks, "\n".join(outside)
+
+
+def bare(text: str) -> str:
+    """What is left of text outside of code blocks when code spans are taken away: what may mean something."""
+    return re.sub(r"(?<!`)(`+)(?!`).+?(?<!`)\1(?!`)", "", re.sub("<code>[^<]*</code>", "", text))
+
+
+HOSTILE = "</details>\n```\n<script>alert(1)</script> @everyone **bold** | [x](http://x) ``` ` \x1b[31m #1 \ud800"
+
+
+def hostile_night(text: str) -> Campaign:
+    """A campaign in which everything that comes from outside is `text`."""
+    reason = Reason(name=text, seen=text, advice=text)
+    build = Build(sglang=text, torch=text, commit=text, dirty=text, packages=text)
+    taken = replace(eagle3(2789.0)[0], model=text, server_version=text, build=build, notes=(text,))
+    store = replace(STORE, model=text, server_version=text, promotions=(replace(STORE.promotion, reason=text),))
+    judged = replace(case(taken, taken, store=(store,)), stopped=text)
+    failing = replace(case(launch(failed(16, reason), variant="eagle3")), advisory=text, name="other")
+    gpu = Gpu(name=text, uuid=text, power_limit_w=None)
+    return replace(campaign(judged, failing), rig=replace(RIG, gpus=(gpu,), driver=text, cpu=text, kernel=text))
+
+
+@given(st.text(st.sampled_from("`~<>/|[]()@#*_!-\\\n\r\t ab\x00\x1b\u202e\u2028"), max_size=40) | st.text(max_size=40))
+def test_no_text_from_outside_means_anything_in_markdown(text: str) -> None:
+    blocks, outside = parts(report.markdown(hostile_night(text), PROMOTE, FOLDER))
+    harmless_blocks, harmless = parts(report.markdown(hostile_night("harmless"), PROMOTE, FOLDER))
+    assert len(blocks) == len(harmless_blocks)
+    assert bare(outside) == bare(harmless)
+
+
+def test_hostile_text_is_shown_as_text() -> None:
+    text = report.markdown(hostile_night(HOSTILE), PROMOTE, FOLDER)
+    blocks, outside = parts(text)
+    assert "<script>alert(1)</script> @everyone" in "".join(blocks)
+    assert bare(outside).count("<details>") == bare(outside).count("</details>") == 3
+    for sign in ("@", "<script", "**bold", "http"):
+        assert sign not in bare(outside)
+    assert text.isascii()
+    assert all(line.isprintable() for line in text.splitlines())
+
+
+def test_why_nothing_was_measured_ends_no_block_either() -> None:
+    blocks, outside = parts(report.not_measured({"kimi": f"no GPU\n```\n{HOSTILE}"}))
+    assert len(blocks) == 1
+    assert outside.split("\n\n") == ["## sglang-perf: INVALID", "Nothing was measured.", "`kimi`:", ""]
+
+
+def test_the_worst_comes_first_and_what_passes_has_no_screen() -> None:
+    text = report.markdown(night(), PROMOTE, FOLDER)
+    assert text.index("### `sim`") < text.index("### `quiet`")
+    words = re.findall(r"<summary>([A-Z_]+) ", text)
+    assert list(dict.fromkeys(words)) == [str(word) for word in WORST_FIRST if word is not Word.PASS]
+    assert "<summary>PASS" not in text
+
+
+def long_night(cases: int) -> Campaign:
+    """One case that regressed, among many that failed at length."""
+    reason = replace(FAILED, seen="x" * 1000)
+    levels = tuple(range(1, cases + 1))
+    measurements = [failed(level, reason) for level in levels[:-1]] + [measured(90.0, level=cases)]
+    store = (stored(100.0, 100.0, 100.0, level=cases),)
+    launches = tuple(replace(launch(*measurements), name=f"baseline-{n}", ordinal=n) for n in (1, 2))
+    return campaign(suite(levels=levels, store=store, launches=launches))
+
+
+@pytest.mark.parametrize("cases", [10, 40, 300])
+def test_a_long_campaign_stays_below_what_a_comment_may_have_and_keeps_its_table(cases: int) -> None:
+    text = report.markdown(long_night(cases), PROMOTE, FOLDER)
+    assert len(text) < 65_536
+    assert len(text.encode()) < 2**20
+    assert len(re.findall(r"^\| `baseline/c\d+`", text, re.MULTILINE)) == cases
+    blocks, _ = parts(text)
+    assert blocks[0].startswith("REGRESSED")
+    left_out = sum(map(int, re.findall(r"For length, (\d+) of the texts", text)))
+    assert len(blocks) + left_out == cases
+    assert (left_out > 0) == (cases > 10)
+
+
+def test_properties_are_plain_numbers_and_what_is_not_known_is_not_there() -> None:
+    regressed = dict(report.properties(only(SCREENS["regressed"])))
+    assert regressed.pop("verdict") == "REGRESSED"
+    assert {name: round(float(value), 3) for name, value in regressed.items()} == {
+        "output_throughput": 2785.998,
+        "baseline_throughput": 2983.995,
+        "change": -0.066,
+        "lo": -0.075,
+        "hi": -0.058,
+    }
+    assert report.properties(only(SCREENS["invalid"])) == (("verdict", "INVALID"),)
+    one_launch = dict(report.properties(only(SCREENS["inconclusive-by-one-launch"])))
+    assert one_launch.keys() == {"verdict", "output_throughput", "baseline_throughput", "change", "lo"}
 
 
 def write_goldens() -> None:
