@@ -22,7 +22,7 @@ import pytest
 
 import perf
 from perf import campaign as campaigns
-from perf import load, record, report, suite, verdict
+from perf import load, plan, record, report, suite, verdict
 from perf.baseline import Store
 from perf.carrier import (
     Carried,
@@ -450,6 +450,8 @@ class Session:
             reason = level_never_reached(case.level, chosen.workload.requests(case.level))
             if case.selected and chosen.workload.level_must_be_reached and reason:
                 self.show.line(f"{case.id} will be INVALID: {reason.seen}: {reason.advice}")
+        if self.settings.base_url is None and all(case.selected for case in start.cases):
+            self.show.line(plan.line(plan.forecast(chosen, stored)))
         minutes = self.settings.budget_minutes or chosen.gate.budget_minutes
         with _interruptible():
             done = campaigns.run(

@@ -129,7 +129,7 @@ def not_measured(problems: Mapping[str, str]) -> str:
 _MEANING = {
     Word.PASS: "No case lost more than its margin.",
     Word.IMPROVED: "Nothing lost more than its margin, and something is faster.",
-    Word.REGRESSED: "Throughput was lost beyond the margin.",
+    Word.REGRESSED: "Throughput was lost, and not by chance.",
     Word.VIOLATED: "What is expected between variants does not hold.",
     Word.INVALID: "Not everything that was measured may be believed, neither as a loss nor as a pass.",
     Word.NO_BASELINE: "Not everything has a stored baseline that it can be judged against.",

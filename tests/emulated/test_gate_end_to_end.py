@@ -57,6 +57,7 @@ def test_a_strangers_server_has_no_baseline_then_is_promoted_as_printed_then_pas
     assert first.junit is not None
     assert [(each.tests, each.failures, each.errors) for each in JUnitXml.fromfile(str(first.junit))] == [(1, 1, 0)]
     assert "NO_BASELINE" in first.item("stranger/served/c002").message
+    assert "stranger: no forecast for served: measure once, or state expected_tok_s" in first.out
     promoted = as_printed(first.out)
     assert promoted.code == 0, promoted.screen
     assert "promoted  stranger/served/c002: - -> " in promoted.out
@@ -65,6 +66,7 @@ def test_a_strangers_server_has_no_baseline_then_is_promoted_as_printed_then_pas
     second = desk.measure(suite)
     assert second.code == 0, second.screen
     assert second.words() == {"stranger/served/c002": "PASS"}
+    assert re.search(r"stranger: about \d+ s for 2 launches of every variant, .*; no budget is set", second.out)
 
 
 # An emulated server that is as it was, slower, and faster

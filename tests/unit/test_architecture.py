@@ -82,6 +82,7 @@ ALLOWED: dict[str, set[str]] = {
         "gate",
         "load",
         "measure",
+        "plan",
         "promotion",
         "record",
         "redaction",
