@@ -284,8 +284,7 @@ def _report(options: argparse.Namespace) -> int:
         case "json":
             text = to_json(asdict(compact(campaign)), indent=1)
         case "markdown":
-            here = folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder
-            text = report.markdown(campaign, promote_command, str(here))
+            text = report.markdown(campaign, promote_command, str(folder))
         case _:
             text = "\n".join(_text(suite, judge(suite), campaign, folder, promote_command) for suite in campaign.suites)
     text = text if text.endswith("\n") else text + "\n"

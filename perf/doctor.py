@@ -220,11 +220,7 @@ def gpus(rig: Rig, states: tuple[GpuState, ...]) -> Iterator[Finding]:
 
 
 def suite_needs(chosen: Suite, rig: Rig, *, asked: bool) -> Iterator[Finding]:
-    """What a suite needs of this machine. One for GPUs that are not here is unfit only where it was `asked` for."""
-    if len(rig.gpus) < chosen.gpus and not asked:
-        seen = f"{chosen.name} is for {chosen.gpus} GPUs, here are {len(rig.gpus)}: not looked at"
-        yield Finding(fitness=Fitness.NOTE, name="suite", seen=seen)
-        return
+    """What a suite needs of this machine. That one which nobody `asked` for cannot be measured here is only noted."""
     unfit: list[Finding] = []
 
     def lacks(seen: str, advice: str) -> None:
@@ -249,7 +245,10 @@ def suite_needs(chosen: Suite, rig: Rig, *, asked: bool) -> Iterator[Finding]:
         for variant in chosen.variants
         if any("{python}" in part for part in variant.command)
     }
-    if unfit:
+    if unfit and not asked:
+        seen = f"{chosen.name} cannot be measured here: {unfit[0].seen.removeprefix(f'{chosen.name}: ')}"
+        yield Finding(fitness=Fitness.NOTE, name="suite", seen=seen)
+    elif unfit:
         yield from unfit
     else:
         told = "" if chosen.emulated or not builds else f"; {', '.join(sorted(builds))}"

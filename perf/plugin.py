@@ -345,8 +345,7 @@ class Session:
     @property
     def shown(self) -> str:
         """The campaign's folder as a user would type it."""
-        folder = self._folder()
-        return str(folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder)
+        return str(record.as_typed(self._folder()))
 
     def judged(self, item: PerfItem) -> Judged:
         """The verdict of an item; measures its suite first where that has not been done. Fails where it cannot be."""

@@ -334,12 +334,18 @@ def find(campaigns: Path, name: str | None) -> Path:
             # These are False for whatever cannot be looked at, unlike those of Path. A folder of ours without the file
             # is that of a campaign killed before it was written: whoever reads it says so.
             if os.path.isfile(folder / FILE_NAME) or (ID.fullmatch(folder.name) and os.path.isdir(folder)):
-                return folder.resolve()
+                return as_typed(folder)
         raise FileError(f"no campaign {name!r} in {campaigns}; there: {_known(campaigns)}")
     newest = max(folders(campaigns), key=age, default=None)
     if newest is None:
         raise FileError(f"no campaign in {campaigns}; measure one with pytest first")
-    return newest
+    return as_typed(newest)
+
+
+def as_typed(folder: Path) -> Path:
+    """A campaign's folder as somebody would name it from the current one."""
+    whole, here = Path(os.path.abspath(folder)), Path.cwd()  # a link stays one
+    return whole.relative_to(here) if here in whole.parents else whole
 
 
 def folders(campaigns: Path) -> Iterator[Path]:

@@ -123,7 +123,7 @@ def test_a_model_that_is_a_name_and_not_a_path_is_not_looked_for(
     assert "is not there" not in text
 
 
-def test_suites_for_gpus_that_nobody_asked_for_do_not_make_a_laptop_unfit(
+def test_suites_that_nobody_asked_for_do_not_make_a_machine_unfit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -131,7 +131,7 @@ def test_suites_for_gpus_that_nobody_asked_for_do_not_make_a_laptop_unfit(
     (tmp_path / "pytest.ini").write_text("[pytest]\nperf_suite =\n    mine.toml\n    rehearsal\n")
     main(["doctor"])
     text = capsys.readouterr().out
-    assert "note   suite       mine is for 900 GPUs, here are " in text
+    assert "note   suite       mine cannot be measured here: needs 900 GPUs, seen " in text
     assert "ok     suite       rehearsal: has what it needs" in text
 
 
