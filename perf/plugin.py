@@ -1,31 +1,22 @@
-"""The pytest plugin: options, items, the one measurement of a session, and what a user sees. The only module that
-knows pytest.
+"""The pytest plugin: options, items, and what a user sees. The only module that knows pytest.
 
 A campaign is measured once, when the first item of a suite is set up, for exactly the items that are left after every
-selection; each item then judges its own case. The verdict is raised inside the item, so that JUnit, `--lf`, `-x` and
-the summary see it.
+selection (`session`); each item then judges its own case. The verdict is raised inside the item, so that JUnit, `--lf`,
+`-x` and the summary see it.
 """
 
 import os
 import re
-import signal
-import threading
-import time
-import traceback
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 import pytest
 
-import perf
-from perf import campaign as campaigns
-from perf import load, plan, record, report, suite, verdict
-from perf.baseline import Store
+from perf import report, suite
 from perf.carrier import (
-    Carried,
     commit_info,
     pytest_benchmark_compare_machine_info,  # noqa: F401 - hooks, which pytest finds here
     pytest_benchmark_generate_machine_info,  # noqa: F401
@@ -33,16 +24,12 @@ from perf.carrier import (
 )
 from perf.files import FileError
 from perf.gate import Word
-from perf.measure import Bench, Show, api_key
-from perf.promotion import command
-from perf.record import Campaign, CaseRecord, LaunchRecord, Measurement, RelationRecord, SuiteRecord, WorkloadRecord
+from perf.measure import Show
 from perf.redaction import Secrets
-from perf.rig import EMULATED_RIG_ID, Rig, probe
-from perf.sample import StoredCase, throughputs
+from perf.session import CannotMeasureError, Judged, Session, Settings
 from perf.suite import Case, Relation, Suite, SuiteError
 from perf.text import printable, share
-from perf.validity import Reason, level_never_reached
-from perf.verdict import CaseVerdict, Verdict
+from perf.verdict import CaseVerdict
 
 MARKERS = {
     "perf": "a case or relation of a suite: starts servers and measures them",
@@ -52,9 +39,6 @@ MARKERS = {
 }
 
 T = TypeVar("T")
-
-#: How soon the end of tox is seen; a look costs a microsecond.
-PARENT_POLL_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,15 +52,6 @@ class PerfItem:
     def __repr__(self) -> str:
         """The id alone: it may be shown, and the commands of a suite may hold secrets."""
         return self.subject.id if self.subject else "unreadable"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Judged:
-    """A verdict with what its item shows; `carried` is None where there is no number that could be believed."""
-
-    verdict: Verdict
-    screen: str
-    carried: Carried | None
 
 
 # Options
@@ -123,17 +98,24 @@ def parse_margin(text: str) -> float:
     return value
 
 
-class Settings:
-    """The options of a session, read and checked. Raises pytest.UsageError."""
+def _settings(config: pytest.Config) -> Settings:
+    """The options, read and checked. Raises pytest.UsageError."""
+    given = _Given(config)
+    return Settings(
+        baselines=given.folder("baselines", "baselines"),
+        campaigns=given.folder("campaign-dir", ".perf/campaigns"),
+        margin=given.value("margin", parse_margin, "a share such as 3% or 0.03"),
+        budget_minutes=given.value("budget-minutes", _positive, "minutes, more than 0"),
+        max_launches=given.value("max-launches", _count, "a whole number of at least 1"),
+        base_url=given.value("base-url", _url, "http://HOST:PORT or https://HOST:PORT, without /v1"),
+    )
+
+
+class _Given:
+    """The options as texts, of the command line or else of the ini file."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
-        self.baselines = self._folder("baselines", "baselines")
-        self.campaigns = self._folder("campaign-dir", ".perf/campaigns")
-        self.margin = self._value("margin", parse_margin, "a share such as 3% or 0.03")
-        self.budget_minutes = self._value("budget-minutes", _positive, "minutes, more than 0")
-        self.max_launches = self._value("max-launches", _count, "a whole number of at least 1")
-        self.base_url = self._value("base-url", _url, "http://HOST:PORT or https://HOST:PORT, without /v1")
 
     def _text(self, name: str) -> tuple[str | None, bool]:
         """The option's text and whether it is the command line's."""
@@ -142,12 +124,12 @@ class Settings:
             return str(given), True
         return str(self._config.getini(f"perf_{name.replace('-', '_')}") or "") or None, False
 
-    def _folder(self, name: str, default: str) -> Path:
+    def folder(self, name: str, default: str) -> Path:
         text, from_command_line = self._text(name)
         base = self._config.invocation_params.dir if from_command_line else self._config.rootpath
         return base / (text or default)
 
-    def _value(self, name: str, read: Callable[[str], T], allowed: str) -> T | None:
+    def value(self, name: str, read: Callable[[str], T], allowed: str) -> T | None:
         text, from_command_line = self._text(name)
         if text is None:
             return None
@@ -184,14 +166,16 @@ def _url(text: str) -> str:
 
 _SETTINGS = pytest.StashKey[Settings]()
 _ITEMS = pytest.StashKey[list[PerfItem]]()
-_BENCH = pytest.StashKey["Session"]()
+_BENCH = pytest.StashKey[Session]()
+_TOLD = pytest.StashKey[set[str]]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Register markers, read the options, and refuse at once what can never measure."""
     for name, meaning in MARKERS.items():
         config.addinivalue_line("markers", f"{name}: {meaning}")
-    config.stash[_SETTINGS] = Settings(config)
+    config.stash[_SETTINGS] = _settings(config)
+    config.stash[_TOLD] = set()
     spread = config.getoption("numprocesses", None) or config.getoption("dist", "no") != "no"
     if spread and _asks_for_cases(config):
         raise pytest.UsageError(_NO_XDIST)
@@ -320,309 +304,21 @@ def _selected(session: pytest.Session) -> list[PerfItem]:
     return [value for value in values if isinstance(value, PerfItem)]
 
 
-# Measuring
-
-
-class Session:
-    """The campaign of a pytest session: one suite after the other, each when its first item is set up."""
-
-    def __init__(self, config: pytest.Config, items: Sequence[PerfItem]) -> None:
-        self.settings = config.stash[_SETTINGS]
-        self.items = items
-        self.show = _show(config)
-        self.rerun = bool(config.getoption("lf", False) or config.getoption("stepwise", False))
-        self.folder: Path | None = None
-        self.campaign: Campaign | None = None
-        self.verdicts: dict[str, Verdict] = {}
-        self.errors: dict[str, str] = {}
-        self.told: set[str] = set()
-
-    @property
-    def promote(self) -> str:
-        """The command that promotes this campaign."""
-        return command(self._folder(), self.settings.baselines)
-
-    @property
-    def shown(self) -> str:
-        """The campaign's folder as a user would type it."""
-        return str(record.as_typed(self._folder()))
-
-    def judged(self, item: PerfItem) -> Judged:
-        """The verdict of an item; measures its suite first where that has not been done. Fails where it cannot be."""
-        if item.suite is None or item.subject is None:
-            pytest.fail(item.problem or "unreadable", pytrace=False)
-        if item.subject.id not in self.verdicts and item.suite.name not in self.errors:
-            try:
-                self._measure(item.suite)
-            except (FileError, _CannotMeasureError) as error:
-                self.errors[item.suite.name] = str(error)
-        if item.suite.name in self.errors:
-            pytest.fail(self.errors[item.suite.name], pytrace=False)
-        found = self.verdicts[item.subject.id]
-        return Judged(
-            verdict=found,
-            screen=report.screen(found, self.promote, self.shown),
-            carried=self._carried(found, item.suite.name),
-        )
-
-    def _carried(self, found: Verdict, suite_name: str) -> Carried | None:
-        if not isinstance(found, CaseVerdict) or found.measured is None:
-            return None
-        owner = next(each for each in self._campaign().suites if each.name == suite_name)
-        taken = verdict.measurements(owner, found.variant, found.level)
-        return Carried(
-            case=found.id,
-            level=found.level,
-            throughputs=throughputs(verdict.sample("", launch, measurement) for launch, measurement in taken),
-            extra_info=(("verdict", report.word(found)), ("campaign", self._folder().name)),
-        )
-
-    def finish(self) -> None:
-        """The session ran to its end: only now is the campaign complete. Raises FileError.
-
-        A suite that was selected and not measured to its end is in it all the same, with the reason: whoever reads the
-        campaign later must not take the rest of it for the whole.
-        """
-        if self.campaign is None:
-            return
-        suites = {each.name: each for each in self.campaign.suites}
-        for chosen in {item.suite.name: item.suite for item in self.items if item.suite}.values():
-            problem = self.errors.get(chosen.name)
-            if chosen.name not in suites:
-                suites[chosen.name] = suite_record(
-                    chosen, self.items, self.settings, self.campaign.rig, {}, rerun=self.rerun
-                )
-                problem = problem or "the session ended before it was measured"
-            if problem is not None:
-                suites[chosen.name] = replace(suites[chosen.name], problem=problem)
-        done = replace(self.campaign, suites=tuple(suites.values()), finished_at=record.now_utc(), complete=True)
-        record.save(self._folder(), done)
-        self.campaign = done
-
-    def markdown(self) -> str:
-        """What a build's summary says of the session."""
-        if self.campaign is None:
-            return report.not_measured(self.errors)
-        return report.markdown(self.campaign, self.promote, self.shown)
-
-    def _measure(self, chosen: Suite) -> None:
-        rig = probe() if self.campaign is None else self.campaign.rig
-        if len(rig.gpus) < chosen.gpus:
-            seen = f"{len(rig.gpus)} GPUs" + (f" ({rig.note})" if rig.note else "")
-            raise _CannotMeasureError(
-                f"{chosen.name} needs {chosen.gpus} GPUs; seen: {seen}. Run it on the rig, or choose another suite"
-            )
-        for variant in chosen.variants:
-            api_key(variant, chosen.source.parent)  # a missing key is said before minutes are spent
-        if self.campaign is None:
-            self.folder = record.create_folder(self.settings.campaigns)
-            self.campaign = Campaign(
-                kind="sglang-perf campaign",
-                schema=2,
-                id=self.folder.name,
-                started_at=record.now_utc(),
-                finished_at=None,
-                complete=False,
-                tool_version=perf.__version__,
-                rig=rig,
-                suites=(),
-            )
-        before = self.campaign.suites
-
-        def save(state: SuiteRecord) -> None:
-            self.campaign = replace(self._campaign(), suites=(*before, state))
-            record.save(self._folder(), self.campaign)
-
-        stored = stored_cases(chosen, self.settings, rig)
-        start = suite_record(chosen, self.items, self.settings, rig, stored, rerun=self.rerun)
-        save(start)
-        several = len({item.suite.name for item in self.items if item.suite}) > 1
-        bench = Bench(
-            suite=chosen,
-            folder=self._folder(),
-            prefix=f"{chosen.name}." if several else "",
-            base_url=self.settings.base_url,
-            show=self.show,
-            limits=load.Limits(),
-        )
-        for case in start.cases:
-            reason = level_never_reached(case.level, chosen.workload.requests(case.level))
-            if case.selected and chosen.workload.level_must_be_reached and reason:
-                self.show.line(f"{case.id} will be INVALID: {reason.seen}: {reason.advice}")
-        if self.settings.base_url is None and all(case.selected for case in start.cases):
-            self.show.line(plan.line(plan.forecast(chosen, stored)))
-        minutes = self.settings.budget_minutes or chosen.gate.budget_minutes
-        with _interruptible():
-            done = campaigns.run(
-                start,
-                measure=lambda variant, ordinal, levels: _guarded(bench, variant, ordinal, levels),
-                save=save,
-                clock=time.monotonic,
-                budget_s=None if minutes is None else 60 * minutes,
-            )
-        save(done)
-        self.verdicts |= {each.id: each for each in verdict.judge(done)}
-
-    def _campaign(self) -> Campaign:
-        if self.campaign is None:
-            raise _CannotMeasureError("no campaign was begun")
-        return self.campaign
-
-    def _folder(self) -> Path:
-        if self.folder is None:
-            raise _CannotMeasureError("no campaign was begun")
-        return self.folder
-
-
-class _CannotMeasureError(Exception):
-    """A suite that cannot be measured here."""
-
-
-def _rig_id(chosen: Suite, rig: Rig) -> str:
-    return EMULATED_RIG_ID if chosen.emulated else rig.id
-
-
-def stored_cases(chosen: Suite, settings: Settings, rig: Rig) -> dict[tuple[str, int], StoredCase]:
-    """The stored baselines of a suite by variant and level. Raises FileError."""
-    store = Store(settings.baselines)
-    return {
-        (variant.name, case.level): case
-        for variant in chosen.variants
-        for case in store.read(_rig_id(chosen, rig), chosen.name, variant.name)
-    }
-
-
-def suite_record(
-    chosen: Suite,
-    items: Sequence[PerfItem],
-    settings: Settings,
-    rig: Rig,
-    stored: Mapping[tuple[str, int], StoredCase],
-    *,
-    rerun: bool,
-) -> SuiteRecord:
-    """What is known of a suite before its first launch."""
-    selected = {item.subject.id for item in items if item.subject is not None}
-    advisory = None
-    if settings.base_url is not None:
-        advisory = "measured on a server that already ran: shown, never gated, never promoted"
-    elif chosen.advisory:
-        advisory = 'level_reached = "not required": shown, never gated, never promoted'
-    return SuiteRecord(
-        name=chosen.name,
-        source=str(chosen.source),
-        rig_id=_rig_id(chosen, rig),
-        power_limits_w=() if chosen.emulated else rig.power_limits_w,
-        margin=settings.margin or chosen.gate.margin,
-        alpha=chosen.gate.alpha,
-        power=chosen.gate.power,
-        family=chosen.family,
-        max_launches=settings.max_launches or chosen.gate.max_launches or campaigns.DEFAULT_MAX_LAUNCHES,
-        workload=WorkloadRecord(
-            prompt_set=chosen.workload.prompt_set,
-            endpoint=chosen.workload.endpoint,
-            temperature=chosen.workload.temperature,
-            rounds=chosen.workload.rounds,
-            warmup_requests=chosen.workload.warmup_requests,
-            output_tokens=tuple((level, chosen.workload.tokens(level)) for level in chosen.workload.levels),
-        ),
-        requests=tuple((level, chosen.workload.requests(level)) for level in chosen.workload.levels),
-        level_must_be_reached=chosen.workload.level_must_be_reached,
-        advisory=advisory,
-        rerun=rerun,
-        cases=tuple(
-            CaseRecord(
-                id=case.id,
-                variant=case.variant,
-                level=case.level,
-                workload_digest=case.workload_digest,
-                selected=case.id in selected,
-                stored=stored.get((case.variant, case.level)),
-            )
-            for case in chosen.cases
-        ),
-        relations=tuple(
-            RelationRecord(relation=relation, selected=relation.id in selected) for relation in chosen.relations
-        ),
-        launches=(),
-        stopped=None,
-        problem=None,
-    )
-
-
-def _guarded(bench: Bench, variant: str, ordinal: int, levels: tuple[int, ...]) -> LaunchRecord:
-    """The one broad except of the house: whatever goes wrong in a launch makes its cases INVALID, never a pass."""
-    began = time.monotonic()
-    try:
-        return bench.measure(variant, ordinal, levels)
-    except FileError:
-        raise  # a full disk, a folder that was removed: it says so itself, and nothing more could be kept
-    except Exception as error:
-        reason = Reason(
-            name="the suite itself failed",
-            seen=printable("".join(traceback.format_exception_only(error))),
-            advice="this is a defect of the suite or of its files: report it with the traceback above",
-        )
-        bench.show.line("".join(traceback.format_exception(error)))
-        return LaunchRecord(
-            name=f"{bench.prefix}{variant}-{ordinal}",
-            variant=variant,
-            ordinal=ordinal,
-            started_at=record.now_utc(),
-            start_s=None,
-            duration_s=time.monotonic() - began,
-            command=(),
-            variant_env=(),
-            python=None,
-            env=(),
-            model=None,
-            server_version=None,
-            build=None,
-            notes=(),
-            measurements=tuple(Measurement(level=level, rounds=(), reasons=(reason,)) for level in levels),
-        )
-
-
-@contextmanager
-def _interruptible() -> Iterator[None]:
-    """SIGTERM and SIGHUP end a measurement as Ctrl-C does, with teardown; a second signal does not cut it short.
-
-    tox sends Ctrl-C twice, and on SIGTERM ends without a word to its command: there its end counts as SIGTERM.
-    """
-    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    over = threading.Event()
-
-    def interrupt(number: int, _frame: object) -> None:
-        for each in signals:
-            signal.signal(each, signal.SIG_IGN)
-        raise KeyboardInterrupt(signal.Signals(number).name)
-
-    def watch(parent: int) -> None:
-        while not over.wait(PARENT_POLL_S):
-            if os.getppid() != parent:
-                os.kill(os.getpid(), signal.SIGTERM)
-                return
-
-    held = {each: signal.signal(each, interrupt) for each in signals}
-    if "TOX_ENV_NAME" in os.environ:  # only there: under nohup a parent may end and the measurement goes on
-        threading.Thread(target=watch, args=(os.getppid(),), name="perf-parent", daemon=True).start()
-    try:
-        yield
-    finally:
-        over.set()
-        if signal.getsignal(signal.SIGINT) is interrupt:  # else they stay ignored: pytest's own end is teardown too
-            for each, handler in held.items():
-                signal.signal(each, handler)
-
-
 # What a user sees
 
 
 @pytest.fixture(scope="session")
 def perf_session(request: pytest.FixtureRequest) -> Session:
     """The one campaign of this pytest session."""
-    session = Session(request.config, _selected(request.session))
-    request.config.stash[_BENCH] = session
+    config, items = request.config, _selected(request.session)
+    session = Session(
+        config.stash[_SETTINGS],
+        list({item.suite.name: item.suite for item in items if item.suite}.values()),
+        frozenset(item.subject.id for item in items if item.subject),
+        _show(config),
+        rerun=bool(config.getoption("lf", False) or config.getoption("stepwise", False)),
+    )
+    config.stash[_BENCH] = session
     return session
 
 
@@ -636,7 +332,12 @@ def judged(
     """The verdict of an item, with the properties that travel to JUnit."""
     if hasattr(request.config, "workerinput"):
         pytest.fail(_NO_XDIST, pytrace=False)
-    found = perf_session.judged(perf_item)
+    if perf_item.suite is None or perf_item.subject is None:
+        pytest.fail(perf_item.problem or "unreadable", pytrace=False)
+    try:
+        found = perf_session.judged(perf_item.suite.name, perf_item.subject.id)
+    except CannotMeasureError as error:
+        pytest.fail(str(error), pytrace=False)
     for name, value in report.properties(found.verdict):
         record_property(name, value)
     record_property("campaign", perf_session.folder.name if perf_session.folder else "")
@@ -649,9 +350,8 @@ def pytest_runtest_makereport(
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Note which verdicts an item really gave: only a call does, not its setup."""
     subject = getattr(getattr(item, "callspec", None), "params", {}).get("perf_item")
-    bench = item.config.stash.get(_BENCH, None)
-    if call.when == "call" and bench is not None and isinstance(subject, PerfItem) and subject.subject:
-        bench.told.add(subject.subject.id)
+    if call.when == "call" and isinstance(subject, PerfItem) and subject.subject:
+        item.config.stash[_TOLD].add(subject.subject.id)
     return (yield)
 
 
@@ -681,7 +381,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int | pytest.ExitC
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
         else:
             _append_summary(bench.markdown(), show)
-    told = set() if bench is None else bench.told
+    told = config.stash[_TOLD]
     owed = {item.subject.id for item in _selected(session) if item.subject} - told
     if owed and exitstatus == pytest.ExitCode.OK and not config.getoption("collectonly"):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED

@@ -5,7 +5,7 @@ from pytest_benchmark.fixture import BenchmarkFixture
 
 from perf import report
 from perf.carrier import CLOCK, replay
-from perf.plugin import Judged
+from perf.session import Judged
 
 
 # A relation, and a case without numbers, has nothing to replay.
