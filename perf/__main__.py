@@ -72,7 +72,8 @@ def parser() -> argparse.ArgumentParser:
     def verb(name: str, meaning: str) -> argparse.ArgumentParser:
         added = verbs.add_parser(name, help=meaning, description=meaning)
         added.add_argument("--baselines", type=Path, metavar="DIR", help="the store (default: baselines)")
-        added.add_argument("--campaign-dir", type=Path, default=DEFAULT_CAMPAIGNS, metavar="DIR")
+        where = f"where campaigns lie (default: {DEFAULT_CAMPAIGNS})"
+        added.add_argument("--campaign-dir", type=Path, default=DEFAULT_CAMPAIGNS, metavar="DIR", help=where)
         return added
 
     def suites(added: argparse.ArgumentParser) -> None:
