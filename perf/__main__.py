@@ -19,7 +19,7 @@ from perf.compact import compact
 from perf.compare import compared
 from perf.files import FileError, to_json, write_text
 from perf.gate import Word, worst
-from perf.promotion import DEFAULT_BASELINES, DEFAULT_CAMPAIGNS, PromotionError, command, promote
+from perf.promotion import DEFAULT_BASELINES, DEFAULT_CAMPAIGNS, Promoted, PromotionError, command, promote
 from perf.record import Campaign, SuiteRecord
 from perf.rig import probe, states
 from perf.suite import SuiteError
@@ -198,7 +198,7 @@ def _doctor(options: argparse.Namespace, store: Store) -> int:
             fit = fit and finding.fitness is not doctor.Fitness.UNFIT
 
     say(doctor.machine((options.campaign_dir, store.folder)))
-    say(doctor.gpus(rig, states()))
+    say(doctor.gpus(rig, states(rig)))
     for each in chosen:
         say(doctor.suite_needs(each, rig, asked=options.suite is not None))
     if options.noise is not None:
@@ -216,14 +216,24 @@ def _doctor(options: argparse.Namespace, store: Store) -> int:
 def _promote(options: argparse.Namespace, store: Store) -> int:
     _, campaign = _complete(options.campaign_dir, options.campaign)
     outcome = promote(campaign, store, reason=options.reason, pattern=options.case, add=options.add)
-    for case, old, new, launches in outcome.promoted:
-        change = "" if old is None else f" ({percent(new / old - 1)})"
-        was = "-" if old is None else throughput(old)
-        print(f"promoted  {case}: {was} -> {throughput(new)} tok/s{change}, {launches} launches")
+    for each in outcome.promoted:
+        print(f"promoted  {_promoted(each)}")
     for case, why in outcome.refused:
         print(f"refused   {case}: {printable(why)}")
     print(f"campaign {campaign.id} -> {store.folder}")
     return EXIT_REFUSED if outcome.refused or not outcome.promoted else 0
+
+
+def _promoted(found: Promoted) -> str:
+    """From what to what, of how many launches, and whether it was a loss: nobody is to accept one without seeing it."""
+    before, after = found.before, found.after
+    was = "-" if before is None else throughput(before.throughput)
+    change = "" if before is None else f" ({percent(after.throughput / before.throughput - 1)})"
+    fewer = "" if before is None or before.launches <= after.launches else f", there were {before.launches}"
+    lost = f", {found.word}" if found.word in (Word.REGRESSED, Word.INCONCLUSIVE) else ""
+    return (
+        f"{found.case}: {was} -> {throughput(after.throughput)} tok/s{change}, {after.launches} launches{fewer}{lost}"
+    )
 
 
 def _check(options: argparse.Namespace) -> int:

@@ -17,7 +17,7 @@ from perf.files import FileError, read_json, to_json, write_text
 from perf.sample import SCHEMA, StoredCase, are_comparable, geometric_mean, is_sound, throughputs
 from perf.text import printable
 
-_RESTORE = "restore the file from version control, or promote again"
+_RESTORE = "restore the file from version control, or remove it and promote again"
 
 #: Two promotions at once wait for each other; a promotion takes milliseconds.
 LOCK_TIMEOUT_S = 30.0

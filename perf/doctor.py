@@ -6,6 +6,7 @@ looked at is what spoils a night: other work, slowed clocks, a full disk, a miss
 
 import importlib.metadata
 import os
+import re
 import resource
 import shutil
 import socket
@@ -256,12 +257,12 @@ def suite_needs(chosen: Suite, rig: Rig, *, asked: bool) -> Iterator[Finding]:
 
 
 def _paths(variant: Variant, folder: Path) -> Iterator[Path]:
-    """The files and folders a command names: its interpreter, and what stands behind an option that says path."""
-    if variant.python is not None and "/" in variant.python:
-        yield folder / variant.python
-    for option, value in zip(variant.command, variant.command[1:], strict=False):
-        local = value.startswith(("/", "./", "../"))
-        if option.startswith("--") and option.endswith("-path") and local:
+    """The files and folders a command names: program, interpreter, and what an option for a path or model says."""
+    programs = (variant.command[0], variant.python or "")
+    yield from (folder / name for name in programs if "/" in name and "{" not in name)
+    words = [word for part in variant.command for word in part.split("=", 1)]
+    for option, value in zip(words, words[1:], strict=False):
+        if re.fullmatch(r"--[a-z-]*(path|model|tokenizer)", option) and value.startswith(("/", "./", "../")):
             yield folder / value
 
 

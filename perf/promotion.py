@@ -9,7 +9,7 @@ from perf.baseline import Store
 from perf.files import to_json, write_text
 from perf.gate import Word
 from perf.record import Campaign, SuiteRecord, now_utc
-from perf.sample import SCHEMA, Promotion, StoredCase, are_comparable, geometric_mean, throughputs
+from perf.sample import SCHEMA, Promotion, StoredCase, geometric_mean, may_join, throughputs
 from perf.verdict import SIMULATED_ACCEPTANCE, CaseVerdict, judge, measurements, sample
 
 #: Where `python -m perf` looks, from the current folder.
@@ -18,7 +18,9 @@ DEFAULT_CAMPAIGNS = Path(".perf/campaigns")
 
 MAX_REASON = 500
 
-_CANNOT_JOIN = "the stored launches ran under another workload, power limit or simulated acceptance: leave out --add"
+_CANNOT_JOIN = (
+    "the stored launches ran another workload, build, command or environment, or under other limits: leave out --add"
+)
 
 
 class PromotionError(Exception):
@@ -26,10 +28,20 @@ class PromotionError(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """What was promoted as (case, old tok/s or None, new tok/s, launches), and what was not as (case, why)."""
+class Promoted:
+    """A case that was promoted: its verdict in the campaign, and the promotion that held before and holds now."""
 
-    promoted: tuple[tuple[str, float | None, float, int], ...]
+    case: str
+    word: Word
+    before: Promotion | None
+    after: Promotion
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What was promoted, and what was not as (case, why)."""
+
+    promoted: tuple[Promoted, ...]
     refused: tuple[tuple[str, str], ...]
 
 
@@ -58,6 +70,7 @@ def promote(campaign: Campaign, store: Store, *, reason: str, pattern: str | Non
         )
     chosen: list[tuple[SuiteRecord, str, list[StoredCase]]] = []
     before: dict[str, StoredCase] = {}
+    words: dict[str, Word] = {}
     refused: list[tuple[str, str]] = []
     matched = False
     for suite in campaign.suites:
@@ -68,6 +81,7 @@ def promote(campaign: Campaign, store: Store, *, reason: str, pattern: str | Non
             ):
                 continue
             matched = True
+            words[verdict.id] = verdict.word
             if verdict.advisory:
                 refused.append((verdict.id, verdict.advisory))
             elif verdict.word is Word.INVALID:
@@ -77,7 +91,7 @@ def promote(campaign: Campaign, store: Store, *, reason: str, pattern: str | Non
         for variant, cases in by_variant.items():
             levels = {case.level: case for case in store.read(suite.rig_id, suite.name, variant)}
             before |= {case.case: levels[case.level] for case in cases if case.level in levels}
-            foreign = [case for case in cases if add and not are_comparable(before.get(case.case, case), case)]
+            foreign = [case for case in cases if add and not may_join(before.get(case.case, case), case)]
             refused += [(case.case, _CANNOT_JOIN) for case in foreign]
             if joining := [case for case in cases if case not in foreign]:
                 chosen.append((suite, variant, joining))
@@ -90,16 +104,21 @@ def promote(campaign: Campaign, store: Store, *, reason: str, pattern: str | Non
                 else " was measured"
             )
         )
-    promoted: list[tuple[str, float | None, float, int]] = []
+    promoted: list[Promoted] = []
     for suite, variant, cases in chosen:
         store.promote(suite.rig_id, suite.name, variant, tuple(cases), add=add)
         if suite.rig_id == campaign.rig.id:
             write_text(store.folder / suite.rig_id / "rig.json", to_json(_fingerprint(campaign), indent=1))
         after = {case.level: case.promotion for case in store.read(suite.rig_id, suite.name, variant)}
         for case in cases:
-            old, new = before.get(case.case), after[case.level]
+            old = before.get(case.case)
             promoted.append(
-                (case.case, None if old is None else old.promotion.throughput, new.throughput, new.launches)
+                Promoted(
+                    case=case.case,
+                    word=words[case.case],
+                    before=None if old is None else old.promotion,
+                    after=after[case.level],
+                )
             )
     return Outcome(promoted=tuple(promoted), refused=tuple(refused))
 

@@ -66,6 +66,7 @@ class GpuState:
     """
 
     index: int
+    uuid: str
     processes: tuple[GpuProcess, ...]
     memory_used_bytes: int | None
     slowed_by: tuple[str, ...]
@@ -116,14 +117,16 @@ def probe() -> Rig:
     )
 
 
-def states() -> tuple[GpuState, ...]:
-    """Every GPU of this machine as it is now; none without NVML."""
+def states(rig: Rig) -> tuple[GpuState, ...]:
+    """The rig's GPUs as they are now: not those that CUDA_VISIBLE_DEVICES hides. None without NVML."""
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
         return ()
     try:
-        return tuple(_state(index) for index in range(pynvml.nvmlDeviceGetCount()))
+        ours = {gpu.uuid for gpu in rig.gpus}
+        found = tuple(_state(index) for index in range(pynvml.nvmlDeviceGetCount()))
+        return tuple(state for state in found if state.uuid in ours)
     except pynvml.NVMLError:
         return ()
     finally:
@@ -139,6 +142,7 @@ def _state(index: int) -> GpuState:
     limit = _told(pynvml.nvmlDeviceGetEnforcedPowerLimit, handle)
     return GpuState(
         index=index,
+        uuid=_string(pynvml.nvmlDeviceGetUUID(handle)),
         processes=tuple(GpuProcess(pid=each.pid, name=_process_name(each.pid)) for each in running),
         memory_used_bytes=None if memory is None else int(memory.used),
         slowed_by=tuple(text for bit, text in _SLOWED_BY.items() if reasons & bit),

@@ -108,6 +108,15 @@ def are_comparable(one: StoredCase, other: StoredCase) -> bool:
     )
 
 
+def may_join(one: StoredCase, other: StoredCase) -> bool:
+    """Are two samples of one thing, so that their launches are one sample? An unknown build is not another."""
+    return (
+        are_comparable(one, other)
+        and (one.command, one.env) == (other.command, other.env)
+        and (one.build is None or other.build is None or one.build == other.build)
+    )
+
+
 def _is_sound(launch: LaunchSample) -> bool:
     rounds = len(launch.output_throughput)
     return (

@@ -208,7 +208,7 @@ class _SuiteTable(_Table):
         description='a whole number of GPUs; 1 or more where requires is "gpu", else 0',
     )
     marker: Literal["gpu", "sglang_cpu", "rehearsal"] | None = Field(
-        default=None, description=f"one of {', '.join(MARKERS)}, or left out"
+        default=None, description=f'one of {", ".join(MARKERS)}; left out it is gpu where requires is "gpu"'
     )
     rig: Literal["emulated"] | None = Field(default=None, description='"emulated" where time is synthetic, or left out')
 
@@ -468,7 +468,7 @@ class _Resolver:
             source=self.source,
             requires=table.requires,
             gpus=gpus,
-            marker=table.marker,
+            marker=table.marker or ("gpu" if table.requires == "gpu" else None),  # else -m gpu would leave it out
             emulated=table.rig == "emulated",
             workload=workload,
             gate=Gate(

@@ -331,7 +331,7 @@ def test_a_number_that_is_no_number_is_an_error(store: Store, value: str) -> Non
 def test_a_sample_that_is_none_is_an_error(store: Store, value: str) -> None:
     assert damaged(store, good(store).replace("[123.25]", value)) == (
         "level 1: a stored sample must be different launches of positive numbers, as they were promoted, under schema "
-        "2; restore the file from version control, or promote again"
+        "2; restore the file from version control, or remove it and promote again"
     )
 
 

@@ -178,6 +178,17 @@ def test_promote_says_what_it_did_and_where(place: Path, capsys: pytest.CaptureF
     ]
 
 
+def test_promote_says_where_a_loss_is_accepted_and_where_launches_become_fewer(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save(place, one(99.9, 100.0, 100.1, 100.0, store=()))
+    save(place, REGRESSED, id="20260202-020000")
+    assert run("promote", "20260201-020000", "--reason", "first") == 0
+    assert run("promote", "20260202-020000", "--reason", "accepted") == 0
+    last = capsys.readouterr().out.splitlines()[-2]
+    assert last == ("promoted  sim/baseline/c001: 100.0 -> 80.0 tok/s (-20.0 %), 2 launches, there were 4, REGRESSED")
+
+
 def test_promote_adds_where_it_is_asked_to(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     save(place, UNKNOWN)
     save(place, PASSING, id="20260202-020000")

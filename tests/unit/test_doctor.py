@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[2]
 
 CALM = GpuState(
     index=0,
+    uuid="GPU-1",
     processes=(),
     memory_used_bytes=3 * 1024**2,
     slowed_by=(),
@@ -103,6 +104,8 @@ def test_a_suite_that_has_what_it_needs_is_said_to(tmp_path: Path, capsys: pytes
     [
         ({"suite": 'requires = "gpu"\ngpus = 900'}, "mine: needs 900 GPUs, seen "),
         ({"command": '["{python}", "-m", "x", "--model-path", "/models/none", "{port}"]'}, "/models/none is not there"),
+        ({"command": '["{python}", "-m", "x", "--model=/models/none", "{port}"]'}, "/models/none is not there"),
+        ({"command": '["/opt/none/serve", "{port}"]'}, "/opt/none/serve is not there"),
         ({"variant": 'python = "/opt/none/bin/python"'}, "/opt/none/bin/python is not there"),
     ],
 )

@@ -11,9 +11,9 @@ from perf.campaign import FIRST_BASELINE_LAUNCHES
 from perf.files import FileError
 from perf.gate import Word
 from perf.promotion import MAX_REASON, Outcome, PromotionError, promote
-from perf.record import Campaign, SuiteRecord
+from perf.record import Campaign, LaunchRecord, SuiteRecord
 from perf.rig import Gpu, Rig
-from perf.sample import StoredCase, throughputs
+from perf.sample import Build, StoredCase, throughputs
 from perf.verdict import judge
 from tests.unit.simulated import RIG, SimulatedRig, campaign, failed, launch, measured, relation, stored, suite
 
@@ -44,8 +44,13 @@ def read(store: Store, variant: str = "baseline") -> tuple[StoredCase, ...]:
 def told(done: Outcome) -> list[tuple[str, float | None, float, int]]:
     """What was promoted, without rounding."""
     return [
-        (case, None if old is None else round(old, 9), round(new, 9), launches)
-        for case, old, new, launches in done.promoted
+        (
+            each.case,
+            None if each.before is None else round(each.before.throughput, 9),
+            round(each.after.throughput, 9),
+            each.after.launches,
+        )
+        for each in done.promoted
     ]
 
 
@@ -65,7 +70,7 @@ def told(done: Outcome) -> list[tuple[str, float | None, float, int]]:
 def test_every_case_that_may_be_believed_can_be_promoted(store: Store, state: SuiteRecord, word: Word) -> None:
     assert judge(state)[0].word is word
     done = run(campaign(state), store, reason="  accepted, #42 ")
-    assert [case for case, *_ in done.promoted] == ["sim/baseline/c001"]
+    assert [each.case for each in done.promoted] == ["sim/baseline/c001"]
     assert done.refused == ()
     (case,) = read(store)
     assert (case.promotion.reason, case.promotion.campaign) == ("accepted, #42", "20260201-020000")
@@ -102,7 +107,7 @@ def test_what_can_be_promoted_is_and_what_cannot_is_named(store: Store) -> None:
         ),
     )
     done = run(campaign(state), store)
-    assert [case for case, *_ in done.promoted] == ["sim/baseline/c001", "sim/eagle3/c001", "sim/eagle3/c008"]
+    assert [each.case for each in done.promoted] == ["sim/baseline/c001", "sim/eagle3/c001", "sim/eagle3/c008"]
     assert done.refused == (("sim/baseline/c008", "INVALID: requests failed"),)
     assert [case.level for case in read(store)] == [1]
     assert [case.level for case in read(store, "eagle3")] == [1, 8]
@@ -115,7 +120,7 @@ def test_a_relation_is_not_a_sample_and_is_not_promoted(store: Store) -> None:
         launches=(launch(measured(100.0)), launch(measured(50.0), variant="eagle3")),
     )
     done = run(campaign(state), store)
-    assert [case for case, *_ in done.promoted] == ["sim/baseline/c001", "sim/eagle3/c001"]
+    assert [each.case for each in done.promoted] == ["sim/baseline/c001", "sim/eagle3/c001"]
 
 
 def test_old_and_new_are_told(store: Store) -> None:
@@ -170,7 +175,7 @@ def two_levels() -> SuiteRecord:
     ],
 )
 def test_a_pattern_chooses_cases(store: Store, pattern: str, promoted: list[str]) -> None:
-    assert [case for case, *_ in run(campaign(two_levels()), store, pattern=pattern).promoted] == promoted
+    assert [each.case for each in run(campaign(two_levels()), store, pattern=pattern).promoted] == promoted
 
 
 @pytest.mark.parametrize("pattern", ["eagle3", "*/EAGLE3/*", ""])
@@ -202,6 +207,24 @@ def test_launches_that_cannot_join_are_refused_and_the_stored_ones_stay(store: S
     assert done.promoted == ()
     assert done.refused[0][1].endswith("leave out --add")
     assert throughputs(read(store)[0].launches) == pytest.approx((100.0, 100.0))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        launch(measured(50.0), extra=("--cuda-graph-max-bs", "8")),
+        launch(measured(50.0), env={"NCCL_PROTO": "LL"}),
+        launch(measured(50.0), build=Build(sglang="0.5.23", torch=None, commit="b", dirty=None, packages="p")),
+    ],
+    ids=["command", "environment", "build"],
+)
+def test_launches_of_something_else_never_join(store: Store, other: LaunchRecord) -> None:
+    first = launch(measured(100.0), build=Build(sglang="0.5.23", torch=None, commit="a", dirty=None, packages="p"))
+    run(campaign(suite(launches=(first,))), store)
+    done = run(campaign(suite(launches=(other,)), id="20260301-020000"), store, add=True)
+    assert (done.promoted, done.refused[0][0]) == ((), "sim/baseline/c001")
+    assert "ran another workload, build, command or environment" in done.refused[0][1]
+    assert throughputs(read(store)[0].launches) == pytest.approx((100.0,))
 
 
 # What is in the files

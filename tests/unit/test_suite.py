@@ -491,6 +491,8 @@ def test_a_minimal_suite_has_the_documented_defaults() -> None:
     suite = read(MINIMAL)
     work, gate, plain = suite.workload, suite.gate, suite.variants[0]
     assert (suite.requires, suite.gpus, suite.marker, suite.emulated) == ("cpu", 0, None, False)
+    rig = read(in_suite('requires = "gpu"'))
+    assert (rig.requires, rig.gpus, rig.marker) == ("gpu", 1, "gpu")
     assert work.prompt_set == "coding-agentic"
     assert len(work.prompts) > 1
     assert (work.requests_per_level, work.min_requests, work.requests_per_stream) == (None, 30, 4)
