@@ -3,6 +3,7 @@
 import argparse
 import os
 import shlex
+import shutil
 import signal
 import sys
 import tempfile
@@ -206,9 +207,13 @@ def _doctor(options: argparse.Namespace, store: Store) -> int:
         if options.noise and options.noise not in cases:
             raise SuiteError(f"--noise: no case {options.noise!r}; there are {', '.join(cases)}")
         measured, case = cases[options.noise] if options.noise else doctor.steady_case()
-        margin = min(each.gate.margin for each in chosen)
-        with tempfile.TemporaryDirectory(prefix="sglang-perf-doctor-") as folder:
-            say(doctor.noise(measured, case, margin, rig, Path(folder), lambda line: print(f"       {line}")))
+        # The emulator stands for whatever is measured here, so for the strictest of the suites.
+        margin = measured.gate.margin if options.noise else min(each.gate.margin for each in chosen)
+        folder = Path(tempfile.mkdtemp(prefix="sglang-perf-doctor-"))
+        found = tuple(doctor.noise(measured, case, margin, rig, folder, lambda line: print(f"       {line}")))
+        say(found)
+        if all(each.fitness is doctor.Fitness.OK for each in found):
+            shutil.rmtree(folder)  # else its server logs are named above
     print("fit to measure" if fit else "not fit to measure: see UNFIT above")
     return 0 if fit else EXIT_REFUSED
 
@@ -345,7 +350,7 @@ def _text(
         f"{suite.name} on {suite.rig_id}, margin {share(suite.margin)}, campaign {campaign.id}",
         report.table(judged),
         report.tally(judged),
-        report.remarks(judged, ((launch.name, launch.notes) for launch in suite.launches)),
+        report.remarks(suite, judged),
     ]
     parts += [
         f"{verdict.id}\n{report.screen(verdict, promote_command, str(folder))}"

@@ -82,12 +82,13 @@ def machine_info(rig: Rig) -> dict[str, object]:
 
 def commit_info(build: Build | None, server_version: str | None) -> dict[str, object]:
     """What was measured: the commit where it is known, else the version."""
-    build = build or Build(sglang=None, torch=None, commit=None, dirty=None, packages="")
+    commit = None if build is None else build.commit
+    version = server_version or (None if build is None else build.sglang)
     return {
-        "id": build.commit or server_version or build.sglang or "unknown",
+        "id": commit or version or "unknown",
         "project": "sglang",
-        "dirty": build.dirty is not None,
-        "version": server_version or build.sglang,
+        "dirty": None if build is None or commit is None else build.dirty is not None,
+        "version": version,
     }
 
 

@@ -19,33 +19,35 @@ class Comparison:
 
 
 def compared(before: Campaign, after: Campaign) -> Comparison:
-    """`after` judged against `before`: the cases that both measured on one rig. Raises FileError where there is none.
+    """`after` judged against `before`; what `before` has not, or not to be believed, is NO_BASELINE.
 
-    Whether two cases were asked the same is told by their verdict, as with a stored baseline.
+    Whether two cases were asked the same is told by their verdict, as with a stored baseline. Raises FileError where no
+    case is in both, on one rig.
     """
     stored: dict[tuple[str, str], StoredCase] = {}
+    invalid: dict[tuple[str, str], str] = {}
     left_out: list[str] = []
     for suite in before.suites:
         for verdict in judge(suite):
             if not isinstance(verdict, CaseVerdict):
                 continue
             if verdict.word is Word.INVALID:
-                left_out.append(f"{verdict.id} is INVALID in {before.id}")
+                invalid[suite.rig_id, verdict.id] = f"{verdict.id} is INVALID in {before.id}"
             else:
                 stored[suite.rig_id, verdict.id] = stored_case(before, suite, verdict, f"campaign {before.id}")
     suites: list[SuiteRecord] = []
     for suite in after.suites:
         cases: list[CaseRecord] = []
         for case in suite.cases:
-            found = stored.pop((suite.rig_id, case.id), None) if case.selected else None
+            key = (suite.rig_id, case.id)
+            found = stored.pop(key, None) if case.selected else None
             if case.selected and found is None:
-                left_out.append(f"{case.id} is not in {before.id} on {suite.rig_id}")
-            cases.append(replace(case, stored=found, selected=found is not None))
-        if any(case.selected for case in cases):
-            alone = tuple(replace(each, selected=False) for each in suite.relations)
-            suites.append(replace(suite, cases=tuple(cases), relations=alone))
+                left_out.append(invalid.get(key, f"{case.id} is not in {before.id} on {suite.rig_id}"))
+            cases.append(replace(case, stored=found))
+        alone = tuple(replace(each, selected=False) for each in suite.relations)
+        suites.append(replace(suite, cases=tuple(cases), relations=alone))
     left_out += [f"{case} is not in {after.id} on {rig}" for rig, case in stored]
-    if not suites:
+    if not any(case.stored for suite in suites for case in suite.cases):
         raise FileError(
             f"{before.id} and {after.id} have no case in common that can be judged: "
             + (left_out[0] if left_out else "nothing was measured")

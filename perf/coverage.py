@@ -70,11 +70,11 @@ def contents(store: Store) -> Contents:
 
     for rig in inside(store.folder) if os.path.lexists(store.folder) else ():
         suites = [path for path in inside(rig) if path.name != _FINGERPRINT] if rig.is_dir() else []
-        if not suites and rig not in damaged:
+        if not rig.is_dir():  # an empty folder is what is left when somebody removed what was in it
             strange.append(rig)
         for suite in suites:
             variants = inside(suite) if suite.is_dir() else []
-            if not variants and suite not in damaged:
+            if not suite.is_dir():
                 strange.append(suite)
             for path in variants:
                 if path.suffix != ".json":

@@ -14,8 +14,10 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from itertools import pairwise
 from math import log
 from pathlib import Path
 
@@ -23,9 +25,8 @@ import psutil
 from packaging.requirements import Requirement
 
 from perf import load, ports, suite
-from perf.measure import Bench, Show
-from perf.provenance import build_of
-from perf.rig import EMULATED_RIG_ID, GpuState, Rig
+from perf.measure import Bench, Show, build, spec
+from perf.rig import EMULATED_RIG_ID, UNREADABLE, GpuState, Rig
 from perf.sample import throughputs
 from perf.suite import Case, Suite, Variant
 from perf.text import printable, share
@@ -127,8 +128,7 @@ def _processors() -> Iterator[Finding]:
     if stolen > MAX_STOLEN:
         seen = f"the host took {share(round(stolen, 3))} of the time from this virtual machine"
         yield Finding(fitness=Fitness.UNFIT, name="stolen", seen=seen, advice="measure on a host of your own")
-    governors = {path.read_text().strip() for path in _governors()}
-    if governors - {"performance"}:
+    if (governors := set(_governors())) - {"performance"}:
         yield Finding(
             fitness=Fitness.NOTE,
             name="clocks",
@@ -137,8 +137,10 @@ def _processors() -> Iterator[Finding]:
         )
 
 
-def _governors() -> list[Path]:
-    return [path for path in Path("/sys/devices/system/cpu").glob("cpu*/cpufreq/scaling_governor") if path.is_file()]
+def _governors() -> Iterator[str]:
+    for path in Path("/sys/devices/system/cpu").glob("cpu*/cpufreq/scaling_governor"):
+        with suppress(OSError):  # of a processor that was just taken offline
+            yield path.read_text(encoding="ascii", errors="replace").strip()
 
 
 def _cpu_percent(process: psutil.Process) -> float:
@@ -190,7 +192,10 @@ def _port() -> Finding:
 def gpus(rig: Rig, states: tuple[GpuState, ...]) -> Iterator[Finding]:
     """The GPUs, from what NVML said of them."""
     if not rig.gpus:
-        yield Finding(fitness=Fitness.NOTE, name="gpu", seen=rig.note or "no GPU is seen")
+        broken = (rig.note or "").startswith(UNREADABLE)
+        advice = "nvidia-smi names the board; a lost one comes back with a reset or a restart" if broken else None
+        seen = rig.note or "no GPU is seen"
+        yield Finding(fitness=Fitness.UNFIT if broken else Fitness.NOTE, name="gpu", seen=seen, advice=advice)
         return
     yield Finding(fitness=Fitness.OK, name="gpu", seen=f"{rig.id}, driver {rig.driver or 'not told'}")
     for state in states:
@@ -242,9 +247,9 @@ def suite_needs(chosen: Suite, rig: Rig, *, asked: bool) -> Iterator[Finding]:
         if not path.exists():
             lacks(f"{path} is not there", f"point it at your own, in {chosen.source}")
     builds = {
-        str(build_of(variant.python or sys.executable, chosen.source.parent) or "its interpreter does not answer")
+        str(found)
         for variant in chosen.variants
-        if any("{python}" in part for part in variant.command)
+        if not chosen.emulated and (found := build(spec(chosen, variant, variant.name, key=None)))
     }
     if unfit and not asked:
         seen = f"{chosen.name} cannot be measured here: {unfit[0].seen.removeprefix(f'{chosen.name}: ')}"
@@ -252,7 +257,7 @@ def suite_needs(chosen: Suite, rig: Rig, *, asked: bool) -> Iterator[Finding]:
     elif unfit:
         yield from unfit
     else:
-        told = "" if chosen.emulated or not builds else f"; {', '.join(sorted(builds))}"
+        told = f"; {', '.join(sorted(builds))}" if builds else ""
         yield Finding(fitness=Fitness.OK, name="suite", seen=f"{chosen.name}: has what it needs{told}")
 
 
@@ -261,7 +266,7 @@ def _paths(variant: Variant, folder: Path) -> Iterator[Path]:
     programs = (variant.command[0], variant.python or "")
     yield from (folder / name for name in programs if "/" in name and "{" not in name)
     words = [word for part in variant.command for word in part.split("=", 1)]
-    for option, value in zip(words, words[1:], strict=False):
+    for option, value in pairwise(words):
         if re.fullmatch(r"--[a-z-]*(path|model|tokenizer)", option) and value.startswith(("/", "./", "../")):
             yield folder / value
 
@@ -290,9 +295,10 @@ def noise(
         for measurement in launch.measurements:
             if reasons := measurement.all_reasons:
                 seen = f"{where}: {reasons[0].name}: {reasons[0].seen}"
-                yield Finding(fitness=Fitness.UNFIT, name="noise", seen=seen, advice=reasons[0].advice)
+                advice = f"{reasons[0].advice}: {folder / launch.name / 'server.log'}"
+                yield Finding(fitness=Fitness.UNFIT, name="noise", seen=seen, advice=advice)
                 return
-            samples.append(sample("", launch, measurement))
+            samples.append(sample(launch, measurement))
     spread = statistics.stdev(log(value) for value in throughputs(samples))
     seen = f"{where}: {NOISE_LAUNCHES} launches of one and the same vary by {share(round(spread, 4))}"
     if spread > margin / 3:

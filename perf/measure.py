@@ -63,9 +63,9 @@ class Bench:
         folder = self.folder / name
         _make(folder)
         started_at, began = now_utc(), time.monotonic()
-        spec = self._spec(variant, name)
+        to_start = spec(self.suite, variant, name, key=api_key(variant, self.suite.source.parent))
         hidden = Secrets.collect(
-            spec.command, dict(spec.env), spec.api_key, () if not self.base_url else (self.base_url,)
+            to_start.command, dict(to_start.env), to_start.api_key, () if not self.base_url else (self.base_url,)
         )
         record = LaunchRecord(
             name=name,
@@ -74,19 +74,20 @@ class Bench:
             started_at=started_at,
             start_s=None,
             duration_s=0.0,
-            command=() if self.base_url else hidden.redact_argv(spec.command),
-            variant_env=() if self.base_url else hidden.redact_env(dict(spec.env)),
-            python=None if self.base_url else spec.python,
-            env=() if self.base_url else server.recorded_env(spec),
+            command=() if self.base_url else hidden.redact_argv(to_start.command),
+            variant_env=() if self.base_url else hidden.redact_env(dict(to_start.env)),
+            python=None if self.base_url else to_start.python,
+            env=() if self.base_url else server.recorded_env(to_start),
             model=None,
             server_version=None,
-            build=self._build(variant),
+            # Asked before every launch: a checkout may change under a campaign.
+            build=None if self.base_url or self.suite.emulated else build(to_start),
             notes=(),
             measurements=(),
         )
         self.show.live(f"{name}: starting")
         try:
-            with self._server(spec, folder) as running, ExitStack() as stack:
+            with self._server(to_start, folder) as running, ExitStack() as stack:
                 self.show.line(f"{name}: ready" + (f" after {running.start_s:.1f} s" if running.start_s else ""))
                 control = Control(running.base_url, running.authorization)
                 stack.callback(control.close)
@@ -120,29 +121,32 @@ class Bench:
             )
         return replace(record, duration_s=time.monotonic() - began)
 
-    def _build(self, variant: Variant) -> Build | None:
-        """Asked before every launch: a checkout may change under a campaign."""
-        if self.base_url is not None or self.suite.emulated or not any("{python}" in part for part in variant.command):
-            return None
-        return build_of(variant.python or sys.executable, self.suite.source.parent)
-
     def _server(self, spec: server.ServerSpec, folder: Path) -> server.Server:
         if self.base_url is not None:
             return server.attach(self.base_url, model=spec.model, api_key=spec.api_key, ready_path=spec.ready_path)
         return server.launch(spec, folder / "server.log")
 
-    def _spec(self, variant: Variant, name: str) -> server.ServerSpec:
-        return server.ServerSpec(
-            name=name,
-            command=variant.command,
-            python=variant.python,
-            env=variant.env,
-            cwd=self.suite.source.parent,
-            ready_path=variant.ready_path,
-            ready_timeout_s=variant.ready_timeout_s,
-            model=variant.model,
-            api_key=api_key(variant, self.suite.source.parent),
-        )
+
+def spec(suite: Suite, variant: Variant, name: str, *, key: str | None) -> server.ServerSpec:
+    """How a variant's server is started; `name` is the launch's, `key` the API key."""
+    return server.ServerSpec(
+        name=name,
+        command=variant.command,
+        python=variant.python,
+        env=variant.env,
+        cwd=suite.source.parent,
+        ready_path=variant.ready_path,
+        ready_timeout_s=variant.ready_timeout_s,
+        model=variant.model,
+        api_key=key,
+    )
+
+
+def build(of: server.ServerSpec) -> Build | None:
+    """The build that a server would run; None where its command has no `{python}`, or that does not tell."""
+    if not any("{python}" in part for part in of.command):
+        return None
+    return build_of(of.python or sys.executable, of.cwd, server.environment(of))
 
 
 def api_key(variant: Variant, folder: Path) -> str | None:
@@ -151,7 +155,7 @@ def api_key(variant: Variant, folder: Path) -> str | None:
         key = os.environ.get(variant.api_key_env)
         if not key:
             raise FileError(f"variants.{variant.name}.api_key_env: {variant.api_key_env} is not set; export the key")
-        return key
+        return _sendable(key.strip(), f"variants.{variant.name}.api_key_env")
     if variant.api_key_file is None:
         return None
     path = folder / variant.api_key_file
@@ -165,6 +169,13 @@ def api_key(variant: Variant, folder: Path) -> str | None:
         ) from error
     if not key:
         raise FileError(f"variants.{variant.name}.api_key_file: the file is empty; write the key into it")
+    return _sendable(key, f"variants.{variant.name}.api_key_file")
+
+
+def _sendable(key: str, place: str) -> str:
+    """The key, where a header can carry it. Raises FileError; said before a server is waited for."""
+    if not key or not key.isascii() or not key.isprintable():
+        raise FileError(f"{place}: the key has a character that no header can carry, or none; give it without")
     return key
 
 

@@ -161,8 +161,8 @@ def interpolated(curve: Curve, level: int) -> float:
     if place == 0 or place == len(curve) or levels[place] == level:
         return curve[min(place, len(curve) - 1)][1]
     (low, slow), (high, fast) = curve[place - 1], curve[place]
-    share = math.log(level / low) / math.log(high / low)
-    return math.exp((1 - share) * math.log(slow) + share * math.log(fast))
+    part = math.log(level / low) / math.log(high / low)
+    return math.exp((1 - part) * math.log(slow) + part * math.log(fast))
 
 
 def line(found: Forecast) -> str:

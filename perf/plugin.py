@@ -444,7 +444,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         write(report.table(verdicts))
         write("")
         write(report.tally(verdicts))
-        if remarks := report.remarks(verdicts, ((launch.name, launch.notes) for launch in each.launches)):
+        if remarks := report.remarks(each, verdicts):
             write(remarks)
         for found in verdicts:
             if found.word is Word.IMPROVED:

@@ -12,7 +12,12 @@ INI = "pytest.ini"
 
 def suites(names: list[str] | None, folder: Path) -> tuple[Suite, ...]:
     """Suites by path or name from `folder`; without names those of its pytest.ini. Raises SuiteError."""
-    return tuple(suite.load(suite.find(name, folder)) for name in dict.fromkeys(names or _named(folder / INI)))
+    paths = dict.fromkeys(suite.find(name, folder).resolve() for name in names or _named(folder / INI))
+    loaded = tuple(map(suite.load, paths))
+    for each in loaded:
+        if other := next((one for one in loaded if one.name == each.name and one is not each), None):
+            raise SuiteError(f"{other.source}: suite.name: {each.name!r} is also the name of {each.source}")
+    return loaded
 
 
 def _named(ini: Path) -> list[str]:

@@ -127,7 +127,7 @@ def stored_case(campaign: Campaign, suite: SuiteRecord, verdict: CaseVerdict, re
     """What a case of a campaign would be as a stored baseline."""
     taken = measurements(suite, verdict.variant, verdict.level)
     latest = taken[-1][0]
-    launches = tuple(sample(campaign.id, launch, measurement) for launch, measurement in taken)
+    launches = tuple(sample(launch, measurement, campaign=campaign.id) for launch, measurement in taken)
     case = next(case for case in suite.cases if case.id == verdict.id)
     return StoredCase(
         schema=SCHEMA,

@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -16,10 +17,16 @@ from perf.sample import Build
 #: An interpreter that reads the metadata of its packages, and git on a large checkout, take a second or two.
 PROBE_TIMEOUT_S = 30.0
 
-#: Untracked files beyond this (models, logs) are told by their size and time, not by their bytes.
+#: What git does not track counts where it can be a part of the build; kernels are tuned by JSON files. A log that grows
+#: under a campaign is no other build.
+SOURCES = frozenset(
+    (".c", ".cc", ".cmake", ".cpp", ".cu", ".cuh", ".h", ".hpp", ".inl", ".json", ".py", ".pyx", ".rs", ".so", ".toml")
+)
+
+#: An untracked file beyond this is told by its size and time, not by its bytes.
 MAX_UNTRACKED_BYTES = 1024 * 1024
 
-#: Run by the server's interpreter, isolated from our own path: every package and version, where SGLang's source lies.
+#: Run by the server's interpreter: every package and version, and where SGLang's source lies.
 _PROBE = """
 import importlib.metadata as metadata, json
 packages, source = {}, None
@@ -34,9 +41,9 @@ print(json.dumps({"packages": packages, "source": source}))
 """
 
 
-def build_of(python: str, folder: Path) -> Build | None:
-    """The build behind an interpreter, as a server started in `folder` finds it; None where it does not tell."""
-    found = _run([python, "-I", "-c", _PROBE], folder)
+def build_of(python: str, folder: Path, env: Mapping[str, str]) -> Build | None:
+    """The build behind an interpreter, as a server in `folder` with `env` finds it; None where it does not say."""
+    found = _run([python, "-c", _PROBE], folder, env)
     try:
         told = json.loads(found or b"")
         packages: dict[str, str] = {str(name): str(version) for name, version in told["packages"].items()}
@@ -60,14 +67,16 @@ def _checkout(source: Path) -> tuple[str | None, str | None]:
     """Commit and digest of the changes of the checkout that `source` lies in."""
     commit = _run(["git", "rev-parse", "HEAD"], source)
     top = _run(["git", "rev-parse", "--show-toplevel"], source)
-    changes = _run(["git", "diff", "HEAD", "--binary"], source)
+    changes = _run(["git", "diff", "HEAD", "--binary", "--no-ext-diff", "--no-textconv"], source)
     untracked = _run(["git", "ls-files", "--others", "--exclude-standard", "-z", "--full-name", ":/"], source)
     if commit is None or top is None or changes is None or untracked is None:
         return None, None
     digest = hashlib.sha256(changes)
-    for name in sorted(part for part in untracked.split(b"\0") if part):
-        digest.update(name + b"\0" + _told(Path(os.fsdecode(top.rstrip(b"\n"))) / os.fsdecode(name)))
-    return commit.decode().strip(), digest.hexdigest()[:16] if changes or untracked else None
+    root = Path(os.fsdecode(top.rstrip(b"\n")))
+    added = [path for name in sorted(untracked.split(b"\0")) if (path := root / os.fsdecode(name)).suffix in SOURCES]
+    for path in added:
+        digest.update(os.fsencode(path) + b"\0" + _told(path))
+    return commit.decode().strip(), digest.hexdigest()[:16] if changes or added else None
 
 
 def _told(path: Path) -> bytes:
@@ -80,10 +89,16 @@ def _told(path: Path) -> bytes:
     return f"{status.st_size} {status.st_mtime_ns}".encode()
 
 
-def _run(command: list[str], folder: Path) -> bytes | None:
+def _run(command: list[str], folder: Path, env: Mapping[str, str] | None = None) -> bytes | None:
     try:
         done = subprocess.run(
-            command, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, timeout=PROBE_TIMEOUT_S, check=False
+            command,
+            cwd=folder,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=PROBE_TIMEOUT_S,
+            check=False,
         )
     except (OSError, subprocess.TimeoutExpired):
         return None

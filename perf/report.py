@@ -63,15 +63,17 @@ def _counts(verdicts: Sequence[Verdict]) -> str:
     return ", ".join(f"{words.count(each)} {each}" for each in dict.fromkeys(sorted(words)))
 
 
-def remarks(verdicts: Sequence[Verdict], launches: Iterable[tuple[str, tuple[str, ...]]]) -> str:
+def remarks(suite: SuiteRecord, verdicts: Sequence[Verdict]) -> str:
     """What differs from the baselines, of cases that passed too, and what launches noted; each once, with where."""
     seen: dict[str, list[str]] = {}
+    if suite.rerun:
+        seen["only what failed before was measured again: how often that is a false alarm is not stated"] = [suite.name]
     for verdict in verdicts:
         for note in verdict.notes if isinstance(verdict, CaseVerdict) else ():
             seen.setdefault(f"not as in the baseline: {note}", []).append(verdict.id.split("/", 1)[1])
-    for launch, notes in launches:
-        for note in notes:
-            seen.setdefault(printable(note), []).append(launch)
+    for launch in suite.launches:
+        for note in launch.notes:
+            seen.setdefault(printable(note), []).append(launch.name)
     return "\n".join(
         f"{note}  ({', '.join(where[:2])}{f' and {len(where) - 2} more' if len(where) > 2 else ''})"
         for note, where in seen.items()
@@ -150,7 +152,7 @@ def _head(campaign: Campaign, verdicts: Sequence[Verdict], folder: str) -> str:
     rig = campaign.rig
     gpus = [f"{sum(gpu.name == name for gpu in rig.gpus)} x {name}" for name in dict.fromkeys(g.name for g in rig.gpus)]
     machine = [*gpus, *([] if rig.driver is None else [f"driver {rig.driver}"]), rig.cpu, f"kernel {rig.kernel}"]
-    shown = campaign.id if folder.endswith(f".perf/campaigns/{campaign.id}") else shlex.quote(folder)
+    shown = campaign.id if folder == f".perf/campaigns/{campaign.id}" else shlex.quote(folder)
     facts = [
         f"campaign {_code(campaign.id)}, begun {_code(campaign.started_at)}",
         f"machine {', '.join(map(_code, machine))}",
@@ -185,7 +187,7 @@ def _folded(
     for verdict in verdicts:
         if word(verdict) != Word.PASS:
             yield verdict.word, _details(word(verdict), verdict.id, screen(verdict, promote, folder))
-    if noted := remarks(verdicts, ((launch.name, launch.notes) for launch in suite.launches)):
+    if noted := remarks(suite, verdicts):
         yield None, _details("Remarks", suite.name, noted)
 
 

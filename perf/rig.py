@@ -85,6 +85,9 @@ _SLOWED_BY = {
     pynvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown: "the power brake",
 }
 
+#: How the note of a rig begins whose GPUs are there and do not answer.
+UNREADABLE = "the GPUs cannot be read"
+
 #: The rig of a suite whose time is synthetic: its baselines hold on any machine.
 EMULATED_RIG_ID = "emulated"
 
@@ -104,7 +107,7 @@ def probe() -> Rig:
             handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
             gpus = visible(tuple(_gpu(handle) for handle in handles), os.environ.get("CUDA_VISIBLE_DEVICES"))
         except pynvml.NVMLError as error:
-            note = f"the GPUs cannot be read: NVML answers {error}"
+            note = f"{UNREADABLE}: NVML answers {error}"
         finally:
             pynvml.nvmlShutdown()
     return Rig(

@@ -185,7 +185,7 @@ def launch(spec: ServerSpec, log_path: Path, *, grace_s: float = STOP_GRACE_S) -
 
     Raises ServerError with the reason and the end of the log; whatever is raised, nobody is left running.
     """
-    env = _environment(spec)
+    env = environment(spec)
     with ExitStack() as undo:
         try:
             held_port = hold_port()
@@ -285,14 +285,14 @@ def attach(
 
 def recorded_env(spec: ServerSpec) -> tuple[tuple[str, str], ...]:
     """The environment the server gets, sorted by name, secrets replaced: for the campaign."""
-    env = _environment(spec)
+    env = environment(spec)
     return Secrets.collect(_command(spec), env, spec.api_key).redact_env(env)
 
 
 def recorded_command(spec: ServerSpec) -> tuple[str, ...]:
     """The command with `{python}` replaced, `{port}` kept, secrets replaced: for the campaign."""
     command = _command(spec)
-    return Secrets.collect(command, _environment(spec), spec.api_key).redact_argv(command)
+    return Secrets.collect(command, environment(spec), spec.api_key).redact_argv(command)
 
 
 def _command(spec: ServerSpec) -> tuple[str, ...]:
@@ -300,7 +300,8 @@ def _command(spec: ServerSpec) -> tuple[str, ...]:
     return tuple(argument.replace("{python}", python) for argument in spec.command)
 
 
-def _environment(spec: ServerSpec) -> dict[str, str]:
+def environment(spec: ServerSpec) -> dict[str, str]:
+    """All of the environment a server is started with."""
     env = {name: os.environ[name] for name in INHERITED_ENV if name in os.environ}
     env.update(spec.env)
     if spec.python is None and any("{python}" in argument for argument in spec.command):

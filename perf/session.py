@@ -23,6 +23,7 @@ from perf.files import FileError
 from perf.measure import Bench, Show, api_key
 from perf.promotion import command
 from perf.record import Campaign, CaseRecord, LaunchRecord, Measurement, RelationRecord, SuiteRecord, WorkloadRecord
+from perf.redaction import Secrets
 from perf.rig import EMULATED_RIG_ID, Rig, probe
 from perf.sample import StoredCase, throughputs
 from perf.suite import Suite
@@ -115,7 +116,7 @@ class Session:
         return Carried(
             case=found.id,
             level=found.level,
-            throughputs=throughputs(verdict.sample("", launch, measurement) for launch, measurement in taken),
+            throughputs=throughputs(verdict.sample(launch, measurement) for launch, measurement in taken),
             extra_info=(("verdict", report.word(found)), ("campaign", self._folder().name)),
         )
 
@@ -147,7 +148,7 @@ class Session:
 
     def _measure(self, chosen: Suite) -> None:
         rig = probe() if self.campaign is None else self.campaign.rig
-        if len(rig.gpus) < chosen.gpus:
+        if self.settings.base_url is None and len(rig.gpus) < chosen.gpus:
             seen = f"{len(rig.gpus)} GPUs" + (f" ({rig.note})" if rig.note else "")
             raise CannotMeasureError(
                 f"{chosen.name} needs {chosen.gpus} GPUs; seen: {seen}. Run it on the rig, or choose another suite"
@@ -188,9 +189,10 @@ class Session:
             reason = level_never_reached(case.level, chosen.workload.requests(case.level))
             if case.selected and chosen.workload.level_must_be_reached and reason:
                 self.show.line(f"{case.id} will be INVALID: {reason.seen}: {reason.advice}")
-        if self.settings.base_url is None and all(case.selected for case in start.cases):
-            self.show.line(plan.line(plan.forecast(chosen, stored)))
         minutes = self.settings.budget_minutes or chosen.gate.budget_minutes
+        if self.settings.base_url is None and all(case.selected for case in start.cases):
+            gate = replace(chosen.gate, max_launches=start.max_launches, budget_minutes=minutes)
+            self.show.line(plan.line(plan.forecast(replace(chosen, gate=gate), stored)))
         with _interruptible():
             done = campaigns.run(
                 start,
@@ -283,12 +285,14 @@ def _guarded(bench: Bench, variant: str, ordinal: int, levels: tuple[int, ...]) 
     except FileError:
         raise  # a full disk, a folder that was removed: it says so itself, and nothing more could be kept
     except Exception as error:
+        ran = next(each for each in bench.suite.variants if each.name == variant)
+        hidden = Secrets.collect(ran.command, dict(ran.env), api_key(ran, bench.suite.source.parent))
         reason = Reason(
             name="the suite itself failed",
-            seen=printable("".join(traceback.format_exception_only(error))),
+            seen=printable(hidden.redact("".join(traceback.format_exception_only(error)))),
             advice="this is a defect of the suite or of its files: report it with the traceback above",
         )
-        bench.show.line("".join(traceback.format_exception(error)))
+        bench.show.line(hidden.redact("".join(traceback.format_exception(error))))
         return LaunchRecord(
             name=f"{bench.prefix}{variant}-{ordinal}",
             variant=variant,
@@ -312,12 +316,18 @@ def _guarded(bench: Bench, variant: str, ordinal: int, levels: tuple[int, ...]) 
 def _interruptible() -> Iterator[None]:
     """SIGTERM and SIGHUP end a measurement as Ctrl-C does, with teardown; a second signal does not cut it short.
 
-    tox sends Ctrl-C twice, and on SIGTERM ends without a word to its command: there its end counts as SIGTERM.
+    tox sends Ctrl-C twice, and on SIGTERM ends without a word to its command: there its end counts as SIGTERM. What was
+    ignored before stays so: under nohup the terminal may close.
     """
-    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    signals = [
+        each for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) is not signal.SIG_IGN
+    ]
+    interrupted = False
     over = threading.Event()
 
     def interrupt(number: int, _frame: object) -> None:
+        nonlocal interrupted
+        interrupted = True
         for each in signals:
             signal.signal(each, signal.SIG_IGN)
         raise KeyboardInterrupt(signal.Signals(number).name)
@@ -335,6 +345,6 @@ def _interruptible() -> Iterator[None]:
         yield
     finally:
         over.set()
-        if signal.getsignal(signal.SIGINT) is interrupt:  # else they stay ignored: pytest's own end is teardown too
+        if not interrupted:  # else they stay ignored: pytest's own end is teardown too
             for each, handler in held.items():
                 signal.signal(each, handler)

@@ -114,7 +114,7 @@ def judge_case(suite: SuiteRecord, case: CaseRecord) -> CaseVerdict:
     """The verdict of one case from the launches that measured it."""
     taken = measurements(suite, case.variant, case.level)
     reasons = _reasons(suite, case, taken)
-    samples = () if reasons else tuple(sample("", launch, measurement) for launch, measurement in taken)
+    samples = () if reasons else tuple(sample(launch, measurement) for launch, measurement in taken)
     launches = [launch for launch, _ in taken]
     why = _not_comparable(suite, case, launches)
     judgement: Judgement | None = None
@@ -166,7 +166,7 @@ def judge_relation(suite: SuiteRecord, record: RelationRecord) -> RelationVerdic
                 Reason(name=f"{case.id} is INVALID", seen=f"{found[0].name}: {found[0].seen}", advice=found[0].advice)
             )
         else:
-            samples[variant] = throughputs(sample("", launch, measurement) for launch, measurement in taken)
+            samples[variant] = throughputs(sample(launch, measurement) for launch, measurement in taken)
     to_read = [variant for variant in logs if variant not in samples] or logs
     result = None if reasons else relations.judge(relation, samples, rule(suite))
     return RelationVerdict(
@@ -199,8 +199,8 @@ def measurements(suite: SuiteRecord, variant: str, level: int) -> tuple[tuple[La
     )
 
 
-def sample(campaign: str, launch: LaunchRecord, measurement: Measurement) -> LaunchSample:
-    """One launch's sample of a case whose rounds all may be believed."""
+def sample(launch: LaunchRecord, measurement: Measurement, *, campaign: str = "") -> LaunchSample:
+    """One launch's sample of a case whose rounds all may be believed; `campaign` where it is to be stored."""
     summaries = [each.summary for each in measurement.rounds if each.summary is not None]
     return LaunchSample(
         campaign=campaign,
@@ -221,7 +221,7 @@ def _reasons(
     found = tuple(reason for _, measurement in taken for reason in measurement.all_reasons)
     if found:
         return found
-    builds = dict.fromkeys(launch.build for launch, _ in taken)
+    builds = dict.fromkeys(launch.build for launch, _ in taken if launch.build is not None)
     if len(builds) > 1:
         return (
             Reason(

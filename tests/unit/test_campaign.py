@@ -282,7 +282,7 @@ def test_a_campaign_decides_every_case_as_the_gate_does_look_after_look() -> Non
         for case, verdict in zip(state.cases, judge(state), strict=True):
             assert case.stored is not None
             taken = measurements(state, case.variant, case.level)
-            after = throughputs(sample("", launch, measurement) for launch, measurement in taken)
+            after = throughputs(sample(launch, measurement) for launch, measurement in taken)
             assert decided(throughputs(case.stored.launches), iter(after), rule(state)) == (verdict.word, len(after))
 
 

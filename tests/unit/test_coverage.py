@@ -256,9 +256,8 @@ def test_folders_that_are_no_part_of_a_store_are_named_and_files_of_people_are_l
     (store.folder / "stray.json").write_text("{}")
     (store.folder / RIG_A / "rig.json").write_text("{}")
     (store.folder / "README.md").write_text("ours")
+    # An empty folder is what is left of a file that was removed.
     assert {str(each.path.relative_to(store.folder)) for each in examined(store).orphans} == {
-        "empty",
-        f"{RIG_A}/notes",
         f"{RIG_A}/sim/older",
         "stray.json",
     }
@@ -320,10 +319,10 @@ def test_what_stands_in_names_and_reasons_reaches_no_terminal_raw(store: Store) 
     whole(store, "rig\x1b[31m")
     store.promote("rig\x1b[31m", "sim", "eagle3", (case("eagle3", 1, reason="why\x1b[31m\n" + "x" * 500),), add=False)
     store.promote("rig\x1b[32m", "sim", "eagle3", (case("eagle3", 1),), add=False)
-    (store.folder / "empty\x1b[33m").mkdir()
+    (store.folder / "stray\x1b[33m.json").write_text("{}")
     text = screen(examined(store, suite(tokens=101)))
     assert "# on rig" in text
-    assert "# remove by hand, it has a strange name: baselines/empty" in text
+    assert "# remove by hand, it has a strange name: baselines/stray" in text
     text += screen(examined(store))
     assert "\x1b" not in text
     assert max(map(len, text.splitlines())) < 220

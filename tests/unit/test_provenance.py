@@ -34,6 +34,7 @@ class Environment:
         self.folder = folder
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder / "venv")], check=True)
         self.python = str(folder / "venv" / "bin" / "python")
+        self.env = dict(os.environ)
         self.packages = next((folder / "venv" / "lib").glob("python*/site-packages"))
         self.checkout = folder / "check out"
         (self.checkout / "python").mkdir(parents=True)
@@ -52,7 +53,7 @@ class Environment:
             (info / "direct_url.json").write_text(json.dumps(told))
 
     def build(self) -> Build:
-        found = build_of(self.python, self.folder)
+        found = build_of(self.python, self.folder, self.env)
         assert found is not None
         return found
 
@@ -108,12 +109,32 @@ def test_a_changed_checkout_is_told_and_every_change_differs(environment: Enviro
     assert len(seen) == 5
     assert str(build).endswith(f", changed ({str(build.dirty)[:8]})")
     (environment.checkout / "python" / "engine.pyc").write_text("ignored by git, and by us")
+    (environment.checkout / "nohup.out").write_text("a log that grows is no other build")
     assert environment.build() == build
     git(environment.checkout, "checkout", "-q", ".")
     (environment.checkout / "new kernel.cu").unlink()
     assert environment.build().dirty is None
 
 
+def test_what_the_environment_of_the_server_puts_in_front_is_the_build(environment: Environment) -> None:
+    environment.install("sglang", "0.5.23")
+    other = environment.folder / "other"
+    (other / "sglang-9.9.9.dist-info").mkdir(parents=True)
+    (other / "sglang-9.9.9.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: sglang\nVersion: 9.9.9\n")
+    environment.env["PYTHONPATH"] = str(other)
+    assert environment.build().sglang == "9.9.9"
+
+
+def test_a_diff_program_of_the_users_does_not_hide_a_change(environment: Environment) -> None:
+    environment.install("sglang", "0.5.23", editable=True)
+    git(environment.checkout, "config", "diff.external", "true")
+    seen = set()
+    for steps in (3, 4):
+        (environment.checkout / "python" / "engine.py").write_text(f"STEPS = {steps}\n")
+        seen.add(environment.build().dirty)
+    assert len(seen) == 2
+
+
 @pytest.mark.parametrize("python", ["/nowhere/bin/python", "false", "true", "ls"])
 def test_what_is_no_interpreter_has_no_build(tmp_path: Path, python: str) -> None:
-    assert build_of(python, tmp_path) is None
+    assert build_of(python, tmp_path, dict(os.environ)) is None
