@@ -283,11 +283,7 @@ def _judged(suites: tuple[SuiteRecord, ...], campaign: Campaign, folder: Path, o
 
 def _against(suite: SuiteRecord, store: Store) -> SuiteRecord:
     """The suite with the baselines of another store in place of those it was judged with."""
-    stored = {
-        (variant, case.level): case
-        for variant in {case.variant for case in suite.cases}
-        for case in store.read(suite.rig_id, suite.name, variant)
-    }
+    stored = store.by_case(suite.rig_id, suite.name, dict.fromkeys(case.variant for case in suite.cases))
     return replace(
         suite, cases=tuple(replace(case, stored=stored.get((case.variant, case.level))) for case in suite.cases)
     )

@@ -4,6 +4,7 @@ A file is valid pytest-benchmark JSON, so that `pytest-benchmark compare` reads 
 `extra_info`; the statistics beside it are computed from it when the file is written and never read.
 """
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -67,6 +68,10 @@ class Store:
         if len({case.level for case in cases}) != len(cases):
             raise FileError(f"{path}: a level stands twice, as after a merge; {_RESTORE}")
         return cases
+
+    def by_case(self, rig_id: str, suite: str, variants: Iterable[str]) -> dict[tuple[str, int], StoredCase]:
+        """The stored cases of a suite by variant and level. Raises FileError."""
+        return {(name, case.level): case for name in variants for case in self.read(rig_id, suite, name)}
 
     def promote(self, rig_id: str, suite: str, variant: str, cases: tuple[StoredCase, ...], *, add: bool) -> Path:
         """Store `cases`, each in place of what stood for its level, and leave the other levels alone.

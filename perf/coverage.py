@@ -104,12 +104,7 @@ def stored_for(suite: Suite, store: Store, here: str) -> tuple[str, dict[tuple[s
     rig_id = EMULATED_RIG_ID if suite.emulated else here
     if not suite.emulated and here not in rigs and len(others := rigs - {EMULATED_RIG_ID}) == 1:
         (rig_id,) = others
-    cases = {
-        (variant.name, case.level): case
-        for variant in suite.variants
-        for case in store.read(rig_id, suite.name, variant.name)
-    }
-    return rig_id, cases
+    return rig_id, store.by_case(rig_id, suite.name, [variant.name for variant in suite.variants])
 
 
 # Coverage

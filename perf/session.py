@@ -174,7 +174,8 @@ class Session:
             self.campaign = replace(self._campaign(), suites=(*before, state))
             record.save(self._folder(), self.campaign)
 
-        stored = self._stored(chosen, rig)
+        variants = [variant.name for variant in chosen.variants]
+        stored = Store(self.settings.baselines).by_case(_rig_id(chosen, rig), chosen.name, variants)
         start = self._record(chosen, rig, stored)
         save(start)
         bench = Bench(
@@ -203,15 +204,6 @@ class Session:
             )
         save(done)
         self.verdicts |= {each.id: each for each in verdict.judge(done)}
-
-    def _stored(self, chosen: Suite, rig: Rig) -> dict[tuple[str, int], StoredCase]:
-        """The stored baselines of a suite by variant and level. Raises FileError."""
-        store = Store(self.settings.baselines)
-        return {
-            (variant.name, case.level): case
-            for variant in chosen.variants
-            for case in store.read(_rig_id(chosen, rig), chosen.name, variant.name)
-        }
 
     def _record(self, chosen: Suite, rig: Rig, stored: Mapping[tuple[str, int], StoredCase]) -> SuiteRecord:
         """What is known of a suite before its first launch."""
