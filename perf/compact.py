@@ -4,13 +4,13 @@ For whoever reads a campaign and is not this suite: a dashboard, a bot, the docu
 docs/schemas/record-1.json; within a schema fields are only added. It cannot be judged again: campaign.json can.
 """
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from pydantic import ConfigDict, TypeAdapter
 
+from perf.files import MAX_NUMBER
 from perf.metrics import RoundSummary
 from perf.record import Campaign, CaseRecord, LaunchRecord, SuiteRecord, WorkloadRecord
 from perf.sample import Build, geometric_mean
@@ -22,7 +22,8 @@ from perf.verdict import CaseVerdict, RelationVerdict, judge, measurements
 class CompactJudgement:
     """Compared with what, and how it came out.
 
-    Shares: `change` of `before` to `after`, within [`lo`, `hi`]. Without an end where the interval has none.
+    Shares: `change` of `before` to `after`, within [`lo`, `hi`]; None for an end beyond what a file may hold,
+    which few launches can have.
     """
 
     before: float
@@ -41,7 +42,6 @@ class CompactNumbers:
     `per_request_throughput`, `ttft_s`, `tpot_s` and `e2e_s` are of each round's median over its requests.
     """
 
-    launches: int
     output_throughput: float
     per_request_throughput: float | None
     achieved_concurrency: float | None
@@ -53,7 +53,7 @@ class CompactNumbers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactCase:
-    """One case. `gated` is false where it was measured and not judged (ADVISORY)."""
+    """One case, measured in so many launches. `gated` is false where it was measured and not judged (ADVISORY)."""
 
     id: str
     variant: str
@@ -62,6 +62,7 @@ class CompactCase:
     workload_digest: str
     verdict: str
     gated: bool
+    launches: int
     numbers: CompactNumbers | None
     judgement: CompactJudgement | None
     reasons: tuple[Reason, ...]
@@ -99,12 +100,15 @@ class CompactVariant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactSuite:
-    """One suite of the campaign: only what was selected."""
+    """One suite of the campaign: only what was selected.
+
+    `alpha` is the false-alarm rate of its verdicts together; None for a rerun of what failed, which has no stated one.
+    """
 
     name: str
     rig_id: str
     margin: float
-    alpha: float
+    alpha: float | None
     advisory: str | None
     stopped: str | None
     problem: str | None
@@ -177,7 +181,7 @@ def _suite(suite: SuiteRecord) -> CompactSuite:
         name=suite.name,
         rig_id=suite.rig_id,
         margin=suite.margin,
-        alpha=suite.alpha,
+        alpha=None if suite.rerun else suite.alpha,
         advisory=suite.advisory,
         stopped=suite.stopped,
         problem=suite.problem,
@@ -217,6 +221,7 @@ def _case(suite: SuiteRecord, case: CaseRecord, verdict: CaseVerdict) -> Compact
         workload_digest=case.workload_digest,
         verdict=verdict.word.value,
         gated=verdict.advisory is None,
+        launches=verdict.launches,
         numbers=_numbers(suite, verdict),
         judgement=_judgement(verdict),
         reasons=verdict.reasons,
@@ -253,7 +258,6 @@ def _numbers(suite: SuiteRecord, verdict: CaseVerdict) -> CompactNumbers | None:
         return geometric_mean(known) if known and len(known) == len(rounds) else None
 
     return CompactNumbers(
-        launches=verdict.launches,
         output_throughput=verdict.measured.output_throughput,
         per_request_throughput=mean(lambda each: each.per_request_throughput.p50),
         achieved_concurrency=mean(lambda each: each.achieved_concurrency),
@@ -272,8 +276,12 @@ def _judgement(verdict: CaseVerdict | RelationVerdict) -> CompactJudgement | Non
         before=found.before,
         after=found.after,
         change=found.change,
-        lo=found.lo if math.isfinite(found.lo) else None,
-        hi=found.hi if math.isfinite(found.hi) else None,
+        lo=_end(found.lo),
+        hi=_end(found.hi),
         launches_before=found.launches_before,
         launches_after=found.launches_after,
     )
+
+
+def _end(value: float) -> float | None:
+    return value if abs(value) <= MAX_NUMBER else None

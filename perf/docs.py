@@ -6,9 +6,9 @@ which contradict each other must state what differs between them.
 
 import difflib
 import re
-from collections.abc import Iterable, Iterator, Mapping
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import combinations
 from pathlib import Path
 from typing import Annotated
 
@@ -127,8 +127,9 @@ def add(root: Path, log: Path, campaign: Campaign, *, title: str) -> tuple[Path,
     _check_title(title)
     path = _log_path(root, log)
     records = dict(_records(root))
-    kept = compact(campaign)
+    text = to_json(asdict(compact(campaign)), indent=1)
     name, record_path = campaign.id, RECORDS / f"{campaign.id}.json"
+    kept = _as_read(name, text)
     if records.setdefault(name, kept) != kept:
         raise FileError(
             f"{root / record_path}: holds something else than campaign {name} says now; "
@@ -136,25 +137,26 @@ def add(root: Path, log: Path, campaign: Campaign, *, title: str) -> tuple[Path,
         )
     old = _read(root / path) if (root / path).exists() else "# Optimisation log\n"
     heading = f"{campaign.started_at[:10]} {title}"
-    for block in _found(path, old):
+    found = _found(path, old)
+    for block in found:
         if block.query.split() == ["provenance", name] or block.entry == heading:
             raise FileError(
                 f"{path}:{block.line}: there is an entry about this already, {printable(block.entry, MAX_TITLE)!r}; "
                 "change that one, or give another title"
             )
-    cited = {each for block in _found(path, old) for each in _cited(block.query)} & records.keys()
-    rivals = [other for other in sorted(cited) if next(_contradictions(other, name, records), None)]
-    entry = _entry(heading, name, rivals)
+    cited = [each for each in _citations(found).first if each in records]
+    earlier = [statements.statements(each, records[each]) for each in cited]
+    entry = _entry(heading, name, _contradictions(statements.statements(name, kept), earlier))
     newline = "\r\n" if "\r\n" in old else "\n"
     gap = "" if not old else newline if old.endswith("\n") else 2 * newline
     page = _rendered(path, old + gap + entry.replace("\n", newline), records)
     if not (root / record_path).exists():
-        write_text(root / record_path, to_json(asdict(kept), indent=1))
+        write_text(root / record_path, text)
     _write(root / path, page.new)
     return record_path, path
 
 
-def _entry(heading: str, name: str, rivals: list[str]) -> str:
+def _entry(heading: str, name: str, rivals: Iterable[str]) -> str:
     queries = [f"{query} {name}" for query in ("provenance", "throughput", "verdicts")]
     queries += [f"differs {other} {name}" for other in rivals]
     tables = "\n\n".join(f"<!-- perf: {query} -->\n{CLOSING}" for query in queries)
@@ -261,6 +263,20 @@ def _record(path: Path) -> Record:
     if problem := statements.problem(path.stem, record):
         raise FileError(f"{path}: {printable(problem)}; restore the file from version control, or put it right")
     return record
+
+
+def _as_read(name: str, text: str) -> Record:
+    """A record that is still to be written, as it will be read. Raises FileError for one that would be damaged."""
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / f"{name}.json"
+            write_text(path, text)
+            return _record(path)
+    except FileError as error:
+        reason = str(error).partition(f"{name}.json: ")[2]
+        raise FileError(f"campaign {name}: its record could not be read again: {reason}") from error
+    except OSError as error:
+        raise FileError(f"campaign {name}: no temporary folder to check its record in: {error.strerror}") from error
 
 
 # Queries
@@ -388,17 +404,21 @@ def _unexplained(found: tuple[Block, ...], records: Mapping[str, Record]) -> Ite
                 f"numbers of {name} without where they come from; add <!-- perf: provenance {name} --> "
                 f"and {CLOSING} on lines of their own, or <!-- perf: source {name} -->{CLOSING} in a sentence",
             )
-    for name, other in combinations(seen.first, 2):
-        found_here = list(_contradictions(name, other, records))
-        line = seen.differs.get(frozenset((name, other)))
-        explains = any(each.explains for each in statements.differences(records[name], records[other]))
-        if found_here and not (line and explains):
-            yield seen.first[other].line, _contradiction(found_here, seen, line)
+    earlier: list[tuple[Statement, ...]] = []
+    for name, citation in seen.first.items():
+        cases = statements.statements(name, records[name])
+        for other, pairs in _contradictions(cases, earlier).items():
+            line = seen.differs.get(frozenset((name, other)))
+            known = () if line is None else statements.differences(records[other], records[name])
+            open_pairs = [pair for pair in pairs if not any(each.explains(*pair) for each in known)]
+            if open_pairs:
+                yield citation.line, _contradiction(open_pairs, seen, line)
+        earlier.append(cases)
 
 
 def _contradiction(found: list[tuple[Statement, Statement]], seen: _Citations, line: int | None) -> str:
     one, other = found[0]
-    place = f"{one.variant} at {one.level}" + (f" (and {len(found) - 1} more cases)" if len(found) > 1 else "")
+    place = f"{one.variant} at {one.level}" + (f" (and {len(found) - 1} more)" if len(found) > 1 else "")
     sides = []
     for each in (one, other):
         cited = seen.first[each.record]
@@ -411,25 +431,37 @@ def _contradiction(found: list[tuple[Statement, Statement]], seen: _Citations, l
         )
     else:
         todo = (
-            f"the differs block in line {line} has no condition that both state and that differs: one of the two is "
-            "not to be believed, or what made the difference was not recorded; measure again, or leave one out"
+            f"the differs block in line {line} has no condition of this case that both state and that differs: "
+            "one of the two is not to be believed, or what made the difference was not recorded; measure again, or "
+            "leave one out"
         )
     return f"contradiction: {place} is {' but '.join(sides)}; {todo}"
 
 
-def _contradictions(name: str, other: str, records: Mapping[str, Record]) -> Iterator[tuple[Statement, Statement]]:
-    for one in statements.statements(name, records[name]):
-        for another in statements.statements(other, records[other]):
-            if statements.contradict(one, another):
-                yield one, another
+def _contradictions(
+    cases: Iterable[Statement], earlier: Sequence[tuple[Statement, ...]]
+) -> dict[str, list[tuple[Statement, Statement]]]:
+    """By record, the cases that it contradicts. Of each case only the nearest earlier record that does.
+
+    So a log of many steps has to explain each of them once, and not each against all before it.
+    """
+    found: dict[str, list[tuple[Statement, Statement]]] = {}
+    for case in cases:
+        against = (each for theirs in reversed(earlier) for each in theirs if statements.contradict(each, case))
+        if rival := next(against, None):
+            found.setdefault(rival.record, []).append((rival, case))
+    return found
 
 
 def _cited(query: str) -> tuple[str, ...]:
-    """The records that a query is about."""
-    word, *names = query.split()
-    if word == "rig-minutes":
-        return ()
-    return tuple(names[:2] if word == "differs" else names[:1])
+    """The records that a query is about; of what is no query, none."""
+    match query.split():
+        case ["differs", *names]:
+            return tuple(names[:2])
+        case [word, name, *_] if word != "rig-minutes":
+            return (name,)
+        case _:
+            return ()
 
 
 def _citations(found: tuple[Block, ...]) -> _Citations:
@@ -437,7 +469,7 @@ def _citations(found: tuple[Block, ...]) -> _Citations:
     for block in found:
         for name in _cited(block.query):
             citation = seen.first.setdefault(name, _Citation(line=block.line, entry=block.entry))
-            citation.told |= block.query.split()[0] in _TELLS_SOURCE
+            citation.told |= block.query.startswith(_TELLS_SOURCE)
         if block.query.startswith("differs"):
             seen.differs.setdefault(frozenset(_cited(block.query)), block.line)
     return seen

@@ -109,16 +109,26 @@ class Statement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """A condition in which two records differ. None where a record does not state it: that explains nothing."""
+    """A condition in which two records differ. None where a record does not state it: that explains nothing.
+
+    It is one of `suites`, one of each record; and of one variant or one level where these are not None.
+    """
 
     name: str
     one: str | None
     other: str | None
+    suites: tuple[str | None, str | None]
+    variant: str | None = None
+    level: int | None = None
 
-    @property
-    def explains(self) -> bool:
-        """Do both state it?"""
-        return self.one is not None and self.other is not None
+    def explains(self, one: Statement, other: Statement) -> bool:
+        """Do both records state it, and has it a part in this case?"""
+        return (
+            None not in (self.one, self.other)
+            and self.suites == (one.suite, other.suite)
+            and self.variant in (None, one.variant)
+            and self.level in (None, one.level)
+        )
 
 
 # Numbers
@@ -290,9 +300,10 @@ def _verdict_row(judged: CompactCase | CompactRelation) -> tuple[str, ...]:
         before, after = throughput(found.before), throughput(found.after)
         moved, interval = _moved(judged.verdict, found), f"[{percent(_low(found))}, {percent(_high(found))}]"
     numbers = judged.numbers if isinstance(judged, CompactCase) else None
+    launches = f"{judged.launches}" if isinstance(judged, CompactCase) else "-"
     if numbers is None:
         after = after if isinstance(judged, CompactRelation) else "-"
-        return (name, after, before, moved, interval, "-", "-", "-", "-", cell(word))
+        return (name, after, before, moved, interval, "-", "-", "-", launches, cell(word))
     accept = "-" if numbers.acceptance_length is None else f"{numbers.acceptance_length:.2f}"
     return (
         name,
@@ -303,7 +314,7 @@ def _verdict_row(judged: CompactCase | CompactRelation) -> tuple[str, ...]:
         milliseconds(numbers.ttft_s),
         milliseconds(numbers.tpot_s),
         accept,
-        f"{numbers.launches}",
+        launches,
         cell(word),
     )
 
@@ -335,7 +346,8 @@ def source(name: str, record: Record) -> str:
     if isinstance(record, Figures):
         return _published(record)
     rigs = ", ".join(dict.fromkeys(cell(suite.rig_id) for suite in record.suites))
-    return f"measured {cell(record.started_at[:10])} on {rigs}, campaign {cell(name)}"
+    advisory = ", advisory: not gated" if any(suite.advisory for suite in record.suites) else ""
+    return f"measured {cell(record.started_at[:10])} on {rigs}, campaign {cell(name)}{advisory}"
 
 
 def provenance(record: Record) -> str:
@@ -369,7 +381,8 @@ def _campaign_rows(record: Compact) -> Iterator[tuple[str, str]]:
     yield "machine", f"{gpus}{driver}, {cell(rig.cpu)}, kernel {cell(rig.kernel)}"
     for suite in record.suites:
         prompts = f"prompts {cell(suite.workload.prompt_set)}; " if suite.workload else ""
-        yield f"suite {cell(suite.name)}", f"{_place(suite)}; {prompts}{cell(_protocol(suite))}"
+        advisory = f"; {cell(suite.advisory, 300)}" if suite.advisory else ""
+        yield f"suite {cell(suite.name)}", f"{_place(suite)}; {prompts}{cell(_protocol(suite))}{advisory}"
         for variant in suite.variants:
             head = f"{cell(suite.name)}/" if len(record.suites) > 1 else ""
             yield head + cell(variant.name), "; ".join(_variant_parts(variant))
@@ -388,6 +401,7 @@ def _variant_parts(variant: CompactVariant) -> Iterator[str]:
 def _suite_line(record: Compact, suite: CompactSuite) -> str:
     suite_name = f"suite {cell(suite.name)} on {_place(suite)}"
     parts = [f"Campaign {cell(record.campaign)}, {suite_name}, margin {share(suite.margin)}"]
+    parts += ["a rerun of what failed: its false-alarm rate is not stated"] if suite.alpha is None else []
     parts += [cell(text, 300) for text in (suite.advisory, suite.stopped, suite.problem) if text]
     return "; ".join(parts) + "."
 
@@ -409,29 +423,45 @@ def _time(text: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Condition:
-    """A condition of one side. A detail is compared only where both sides have it; parts are compared one by one."""
+    """A condition of one side, of one variant or one level of it where these are not None.
+
+    A detail is compared only where both sides have it; parts are compared one by one.
+    """
 
     name: str
     text: str | None
     detail: bool = False
     parts: tuple[str, ...] = ()
+    variant: str | None = None
+    level: int | None = None
 
 
 def differences(one: Record, other: Record) -> tuple[Difference, ...]:
     """The conditions in which two records differ, suite by suite where they have several in common."""
-    sides, others = _sides(one), _sides(other)
+    published = isinstance(one, Figures) or isinstance(other, Figures)
+    sides, others = _sides(one, published), _sides(other, published)
     pairs = [(first, second) for first, second in product(sides, others) if first == second]
     pairs = pairs or list(product(sides, others))
     found: list[Difference] = []
     for first, second in pairs:
         head = f"{first or second}: " if len(pairs) > 1 else ""
         if first != second:
-            found.append(Difference(name=f"{head}suite", one=first, other=second))
+            found.append(Difference(name=f"{head}suite", one=first, other=second, suites=(first, second)))
         theirs = {each.name: each for each in others[second]}
         mine = {each.name: each for each in sides[first]}
         for name in dict.fromkeys((*mine, *theirs)):
-            if difference := _difference(head + name, mine.get(name), theirs.get(name)):
-                found.append(difference)
+            if texts := _difference(mine.get(name), theirs.get(name)):
+                condition = (mine | theirs)[name]
+                found.append(
+                    Difference(
+                        name=head + name,
+                        one=texts[0],
+                        other=texts[1],
+                        suites=(first, second),
+                        variant=condition.variant,
+                        level=condition.level,
+                    )
+                )
     return tuple(found)
 
 
@@ -448,28 +478,29 @@ def _side(text: str | None) -> str:
     return NOT_STATED if text is None else cell(text, MAX_COMMAND)
 
 
-def _difference(name: str, one: _Condition | None, other: _Condition | None) -> Difference | None:
+def _difference(one: _Condition | None, other: _Condition | None) -> tuple[str | None, str | None] | None:
+    """What each side says, None where it is the same or must not be compared."""
     if one is None or other is None:
         known = one or other
         if known is None or known.detail or known.text is None:
             return None
-        return Difference(name=name, one=one.text if one else None, other=other.text if other else None)
+        return (one.text if one else None, other.text if other else None)
     if (one.text, one.parts) == (other.text, other.parts):
         return None
     if not one.parts and not other.parts:
-        return Difference(name=name, one=one.text, other=other.text)
+        return (one.text, other.text)
     only = [part for part in one.parts if part not in other.parts]
     only_other = [part for part in other.parts if part not in one.parts]
     if not only and not only_other:  # the order, or how often
         only, only_other = list(one.parts), list(other.parts)
-    return Difference(name=name, one=" ".join(only) or "-", other=" ".join(only_other) or "-")
+    return (" ".join(only) or "-", " ".join(only_other) or "-")
 
 
-def _sides(record: Record) -> dict[str | None, tuple[_Condition, ...]]:
-    """The conditions by suite; of published figures under no name."""
+def _sides(record: Record, published: bool) -> dict[str | None, tuple[_Condition, ...]]:
+    """The conditions by suite, of published figures under no name; `published` where one of the two records is."""
     if isinstance(record, Figures):
         return {None: tuple(_setup(record))}
-    return {suite.name: tuple(_conditions(record, suite)) for suite in record.suites}
+    return {suite.name: tuple(_conditions(record, suite, published)) for suite in record.suites}
 
 
 def _setup(record: Figures) -> Iterator[_Condition]:
@@ -482,29 +513,37 @@ def _setup(record: Figures) -> Iterator[_Condition]:
     yield _Condition(name="harness", text=setup.harness)
     yield _Condition(name="protocol", text=setup.protocol)
     for variant in setup.variants:
-        yield _Condition(name=f"variant {variant.name}", text=variant.settings, detail=True)
+        yield _Condition(name=f"variant {variant.name}", text=variant.settings, detail=True, variant=variant.name)
 
 
-def _conditions(record: Compact, suite: CompactSuite) -> Iterator[_Condition]:
+def _conditions(record: Compact, suite: CompactSuite, published: bool) -> Iterator[_Condition]:
+    """Published figures are told of as a whole; between campaigns, what is of one case is compared case by case."""
     yield _Condition(name="rig", text=suite.rig_id)
-    yield _Condition(name="model", text=_models(suite, None))
-    stacks = dict.fromkeys(stack for variant in suite.variants if (stack := _stack(variant)))
-    yield _Condition(name="stack", text="; ".join(stacks) or None)
+    if published:
+        yield _Condition(name="model", text=_models(suite, None))
+        stacks = dict.fromkeys(stack for variant in suite.variants if (stack := _stack(variant)))
+        yield _Condition(name="stack", text="; ".join(stacks) or None)
     yield _Condition(name="prompts", text=suite.workload.prompt_set if suite.workload else None)
     yield _Condition(name="harness", text=f"sglang-perf {record.tool_version}")
-    yield _Condition(name="protocol", text=_protocol(suite))
+    yield _Condition(name="protocol", text=_protocol(suite) if published else _rules(suite))
     for case in suite.cases:
-        name = f"digest of what is asked at {case.level}"
-        yield _Condition(name=name, text=case.workload_digest, detail=True)
+        asked = f"{case.requests:,} requests, digest {case.workload_digest}"
+        yield _Condition(name=f"asked at {case.level}", text=asked, detail=True, level=case.level)
     if suite.rig_id != EMULATED_RIG_ID:  # there the machine has no part in the numbers
         yield _Condition(name="driver", text=record.rig.driver, detail=True)
         yield _Condition(name="CPU", text=record.rig.cpu, detail=True)
         yield _Condition(name="kernel", text=record.rig.kernel, detail=True)
     for variant in suite.variants:
         env = tuple(f"{key}={value}" for key, value in variant.env)
-        yield _Condition(name=f"stack of {variant.name}", text=_stack(variant), detail=True)
-        yield _Condition(name=f"command of {variant.name}", text="", detail=True, parts=variant.command)
-        yield _Condition(name=f"environment of {variant.name}", text="", detail=True, parts=env)
+        for name, text, parts in (
+            ("model", _models(suite, variant.name), ()),
+            ("stack", _stack(variant), ()),
+            ("command", "", variant.command),
+            ("environment", "", env),
+        ):
+            yield _Condition(
+                name=f"{name} of {variant.name}", text=text, detail=True, parts=parts, variant=variant.name
+            )
 
 
 def _protocol(suite: CompactSuite) -> str:
@@ -513,10 +552,18 @@ def _protocol(suite: CompactSuite) -> str:
     if asked is None:  # a campaign of version 0.1
         return f"{requests} requests a level"
     tokens = _range([length for _, length in asked.output_tokens])
+    return f"{requests} requests of {tokens} tokens a level, {_rules(suite)}"
+
+
+def _rules(suite: CompactSuite) -> str | None:
+    """What holds for every level."""
+    asked = suite.workload
+    if asked is None:
+        return None
     rounds = "1 round" if asked.rounds == 1 else f"{asked.rounds} rounds"
     return (
-        f"{requests} requests of {tokens} tokens a level, {rounds} a launch, endpoint {asked.endpoint}, "
-        f"temperature {asked.temperature:g}, warm-up requests: {asked.warmup_requests}"
+        f"{rounds} a launch, endpoint {asked.endpoint}, temperature {asked.temperature:g}, "
+        f"warm-up requests: {asked.warmup_requests}"
     )
 
 

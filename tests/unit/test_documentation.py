@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from dataclasses import asdict, replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -20,11 +21,13 @@ from perf.__main__ import main
 from perf.blocks import CLOSING, find
 from perf.compact import Compact, compact
 from perf.figures import Figure, Figures
+from perf.files import MAX_NUMBER
 from perf.record import Campaign, SuiteRecord
 from perf.sample import Build
 from perf.statements import METRICS
 from perf.validity import Reason
-from tests.unit.simulated import campaign, failed, launch, measured, relation, stored, suite, written
+from perf.verdict import judge
+from tests.unit.simulated import campaign, failed, launch, measured, relation, select, stored, suite, written
 from tests.unit.test_records import RELEASED, published
 
 ROOT = Path(__file__).parents[2]
@@ -41,6 +44,12 @@ def state(*throughputs: float, **changes: object) -> SuiteRecord:
         for number, value in enumerate(throughputs, start=1)
     )
     return suite(launches=launches)
+
+
+def with_workload(state: SuiteRecord, **changes: object) -> SuiteRecord:
+    """The suite, asking otherwise."""
+    assert state.workload
+    return replace(state, workload=replace(state.workload, **changes))  # type: ignore[arg-type]
 
 
 class Project:
@@ -359,7 +368,7 @@ def test_a_campaign_is_shown_with_its_verdicts_throughputs_and_where_it_comes_fr
         "| baseline/c001 | 90.0 | 100.0 | -9.9 % | [-10.8 %, -9.0 %] | 100 | 11.1 | - | 2 | REGRESSED |\n"
         "| baseline/c008 | 400.5 | - | - | - | 100 | 20.0 | - | 2 | NO_BASELINE |\n"
         "| eagle3/c001 | 180.0 | - | - | - | 100 | 5.6 | 2.50 | 1 | NO_BASELINE |\n"
-        "| eagle3/c008 | - | - | - | - | - | - | - | - | INVALID |\n"
+        "| eagle3/c008 | - | - | - | - | - | - | - | 1 | INVALID |\n"
         "| expect/baseline-of-eagle3/saturation | - | - | - | - | - | - | - | - | INVALID |\n\n"
         "- INVALID: eagle3/c008: requests failed: 3 of 128 requests failed in round 2 (3 x http_500; "
         'first: "KV cache pool is full")\n'
@@ -387,6 +396,16 @@ def test_what_was_not_gated_is_advisory(project: Project) -> None:
     assert shown.count("ADVISORY") == 3
     assert shown.count("INVALID |") == 2
     assert "; its levels are not reached." in shown
+    assert answer(project, f"source {SECOND}").endswith(f"campaign {SECOND}, advisory: not gated")
+    assert "temperature 0, warm-up requests: 8; its levels are not reached |" in answer(project, f"provenance {SECOND}")
+
+
+def test_a_rerun_of_what_failed_says_that_its_false_alarm_rate_is_not_stated(project: Project) -> None:
+    said = "; a rerun of what failed: its false-alarm rate is not stated"
+    project.keep(SECOND, BOTH)
+    assert said not in answer(project, f"verdicts {SECOND}")
+    project.keep(SECOND, replace(BOTH, rerun=True))
+    assert said in answer(project, f"verdicts {SECOND}")
 
 
 @pytest.mark.parametrize(
@@ -644,7 +663,9 @@ def test_a_difference_that_explains_nothing_does_not_settle_a_contradiction(
     project.keep_as("early", their(96.1, **setup))
     project.page(page_of("late", "early", differs="differs late early"))
     assert project.docs() == 1
-    assert "the differs block in line 13 has no condition that both state and that differs" in capsys.readouterr().err
+    assert "the differs block in line 13 has no condition of this case that both state and that differs" in (
+        capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize(
@@ -716,13 +737,16 @@ BUILD = Build(sglang="0.5.2", torch="2.9", commit="a" * 40, dirty=None, packages
     [
         (state(120.0, extra=("--page-size", "1")), "| command of baseline | - | --page-size 1 |"),
         (state(120.0, env={"NCCL_PROTO": "LL"}), "| environment of baseline | - | NCCL_PROTO=LL |"),
-        (state(120.0, version="0.6"), "| stack | server 0.5.2 | server 0.6 |"),
-        (state(120.0, build=BUILD), "| stack | server 0.5.2 | server 0.5.2, sglang 0.5.2 at aaaaaaaaaaaa, torch 2.9"),
-        (state(120.0, model="other"), "| model | model | other |"),
+        (state(120.0, version="0.6"), "| stack of baseline | server 0.5.2 | server 0.6 |"),
+        (state(120.0, build=BUILD), "| stack of baseline | server 0.5.2 | server 0.5.2, sglang 0.5.2 at a"),
+        (state(120.0, model="other"), "| model of baseline | model | other |"),
         (
             replace(state(120.0), requests=((1, 60),)),
-            "| protocol | 30 requests of 512 tokens a level, 1 round a launch, endpoint chat, temperature 0, warm-up "
-            "requests: 8 | 60 requests of",
+            "| asked at 1 | 30 requests, digest digest-1 | 60 requests, digest digest-1 |",
+        ),
+        (
+            with_workload(state(120.0), rounds=2),
+            "| protocol | 1 round a launch, endpoint chat, temperature 0, warm-up requests: 8 | 2 rounds a launch,",
         ),
     ],
 )
@@ -734,7 +758,88 @@ def test_a_difference_between_campaigns_is_named(project: Project, changed: Suit
 def test_prompts_that_changed_are_told_by_their_digest(project: Project) -> None:
     other = state(120.0)
     project.keep(SECOND, replace(other, cases=(replace(other.cases[0], workload_digest="other"),)))
-    assert "| digest of what is asked at 1 | digest-1 | other |" in answer(project, f"differs {FIRST} {SECOND}")
+    assert "| asked at 1 | 30 requests, digest digest-1 | 30 requests, digest other |" in (
+        answer(project, f"differs {FIRST} {SECOND}")
+    )
+
+
+def state_of_two(eagle3: float, *, baseline: float = 100.0, **changes: object) -> SuiteRecord:
+    """A suite of two variants at two levels; at the second each gives 3 times as much."""
+    return suite(
+        levels=(1, 8),
+        variants=("baseline", "eagle3"),
+        launches=(
+            launch(measured(baseline), measured(3 * baseline, level=8), **changes),  # type: ignore[arg-type]
+            launch(measured(eagle3), measured(3 * eagle3, level=8), variant="eagle3"),
+        ),
+    )
+
+
+TWO = state_of_two(200.0)
+SLOWER = state_of_two(200.0, baseline=80.0)
+
+
+def with_eagle3(state: SuiteRecord, **changes: object) -> SuiteRecord:
+    """The suite with another launch of eagle3."""
+    launches = (state.launches[0], replace(state.launches[1], **changes))  # type: ignore[arg-type]
+    return replace(state, launches=launches)
+
+
+def asked_otherwise_at(level: int, state: SuiteRecord) -> SuiteRecord:
+    cases = (replace(each, workload_digest="other") if each.level == level else each for each in state.cases)
+    return replace(state, cases=tuple(cases))
+
+
+def other_suite(state: SuiteRecord) -> SuiteRecord:
+    cases = tuple(replace(each, id=each.id.replace("sim", "other")) for each in state.cases)
+    return replace(state, name="other", cases=cases)
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        (SLOWER,),
+        (with_eagle3(SLOWER, command=("another",)),),
+        (with_eagle3(SLOWER, variant_env=(("A", "1"),)),),
+        (with_eagle3(SLOWER, server_version="0.6"),),
+        (with_eagle3(SLOWER, build=BUILD),),
+        (with_eagle3(SLOWER, model="other"),),
+        (select(SLOWER, "sim/baseline/c001"),),
+        (asked_otherwise_at(8, SLOWER),),
+        (SLOWER, other_suite(state(7.0, 7.0, extra=("--more",)))),
+    ],
+    ids=["nothing", "command", "environment", "version", "build", "model", "selected", "asked", "suite"],
+)
+def test_what_differs_elsewhere_does_not_explain_a_case(
+    project: Project, capsys: pytest.CaptureFixture[str], second: tuple[SuiteRecord, ...]
+) -> None:
+    """Of another variant, at another level, in another suite, or only in what was selected."""
+    first = "20260401-020000"
+    project.keep(first, TWO, other_suite(state(7.0, 7.0)))
+    project.keep(SECOND, *second)
+    project.page(page_of(first, SECOND, differs=f"differs {first} {SECOND}"))
+    assert project.docs() == 1
+    said = capsys.readouterr().err
+    assert "contradiction: baseline at 1 " in said
+    assert "no condition of this case that both state and that differs" in said
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        state_of_two(200.0, baseline=80.0, extra=("--slow",)),
+        state_of_two(200.0, baseline=80.0, version="0.6"),
+        asked_otherwise_at(8, asked_otherwise_at(1, SLOWER)),
+        with_workload(SLOWER, temperature=0.5),
+    ],
+    ids=["its command", "its stack", "what it is asked", "the protocol"],
+)
+def test_what_differs_of_a_case_explains_it(project: Project, second: SuiteRecord) -> None:
+    first = "20260401-020000"
+    project.keep(first, TWO)
+    project.keep(SECOND, second)
+    project.page(page_of(first, SECOND, differs=f"differs {first} {SECOND}"))
+    assert project.docs() == 0
 
 
 # docs add
@@ -816,7 +921,76 @@ def test_add_refuses_a_number_that_changed_while_nothing_else_did(
     project.measured(campaign(state(120.0, 120.0), id=third))
     before = project.content()
     assert project.add(third, "--title", "T") == 1
-    assert "no condition that both state and that differs" in capsys.readouterr().err
+    assert "no condition of this case that both state and that differs" in capsys.readouterr().err
+    assert project.content() == before
+
+
+def test_of_many_entries_each_is_explained_against_the_last_that_it_contradicts(project: Project, log: Path) -> None:
+    ids = [f"202604{day:02d}-020000" for day in range(1, 7)]
+    for number, id in enumerate(ids):
+        value = 100.0 * 1.05**number
+        project.measured(campaign(state(value, value, extra=("--step", f"{number}")), id=id))
+        assert project.add(id, "--title", id) == 0
+    queries = [block.query for block in find(log.read_text()) if block.query.startswith("differs")]
+    assert queries == [f"differs {before} {after}" for before, after in pairwise(ids)]
+    assert project.docs("--check") == 0
+
+
+def test_a_case_that_the_last_entry_lacks_is_explained_against_the_one_before(project: Project, log: Path) -> None:
+    third = "20260401-020000"
+    project.measured(campaign(TWO, id="20260202-020000"))
+    project.measured(campaign(state(120.0, extra=("--a", "1")), id="20260302-020000"))
+    changed = state_of_two(200.0, baseline=150.0, extra=("--b", "1"))
+    project.measured(campaign(changed, id=third))
+    for id in ("20260202-020000", "20260302-020000", third):
+        assert project.add(id, "--title", id) == 0
+    queries = [block.query for block in find(log.read_text()) if block.query.startswith("differs")]
+    assert queries[-2:] == [f"differs 20260302-020000 {third}", f"differs 20260202-020000 {third}"]
+
+
+@pytest.mark.parametrize("query", ["", "differs", "provenance"])
+def test_add_to_a_log_with_a_block_without_a_query_is_a_sentence(
+    project: Project, log: Path, capsys: pytest.CaptureFixture[str], query: str
+) -> None:
+    log.write_text(f"# Log\n\n{table(query)}")
+    before = project.content()
+    assert project.add("--title", "T") == 1
+    assert f"{docs.LOG}:3: {query!r} is no query" in capsys.readouterr().err
+    assert project.content() == before
+
+
+def test_what_add_writes_is_read_again_also_where_an_interval_is_beyond_every_number(
+    project: Project, log: Path
+) -> None:
+    wide = suite(store=(stored(100.0, 200.0),), launches=(launch(measured(90.0)),))
+    assert judge(wide)[0].judgement.hi > MAX_NUMBER  # type: ignore[union-attr]
+    project.measured(campaign(wide, id="20260401-020000"))
+    assert project.add("20260401-020000", "--title", "T") == 0
+    assert project.docs("--check") == 0
+    assert "| [-100.0 %, +inf] |" in log.read_text()
+
+
+def test_add_refuses_a_campaign_whose_record_could_not_be_read_again(
+    project: Project, log: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert log.is_file()
+    launches = tuple(launch(measured(90.0), ordinal=number, duration_s=1e15) for number in (1, 2))
+    project.measured(campaign(suite(launches=launches), id="20260401-020000"))
+    before = project.content()
+    assert project.add("20260401-020000", "--title", "T") == 1
+    said = capsys.readouterr().err
+    assert said.startswith("error: campaign 20260401-020000: its record could not be read again: a record holds 20")
+    assert project.content() == before
+
+
+def test_add_without_room_for_a_temporary_file_is_a_sentence(
+    project: Project, log: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert log.is_file()
+    monkeypatch.setattr(tempfile, "tempdir", str(project.folder / "missing"))
+    before = project.content()
+    assert project.add("--title", "T") == 1
+    assert "no temporary folder to check its record in: No such file or directory" in capsys.readouterr().err
     assert project.content() == before
 
 

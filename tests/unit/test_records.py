@@ -74,6 +74,25 @@ def test_the_record_of_a_campaign_is_what_the_schema_says(measured_campaign: Cam
     jsonschema.validate(kept, json.loads(SCHEMA.read_text()), jsonschema.Draft202012Validator)
 
 
+def test_a_rerun_of_what_failed_states_no_false_alarm_rate() -> None:
+    assert compact(SIMULATED).suites[0].alpha == 0.01
+    rerun = replace(SIMULATED, suites=(replace(SIMULATED.suites[0], rerun=True),))
+    kept = json.loads(to_json(asdict(compact(rerun))))
+    assert kept["suites"][0]["alpha"] is None
+    jsonschema.validate(kept, json.loads(SCHEMA.read_text()))
+
+
+def test_a_case_says_how_many_launches_measured_it_also_where_its_numbers_must_not_be_believed() -> None:
+    cases = {each.id: each for each in compact(SIMULATED).suites[0].cases}
+    assert {id: each.launches for id, each in cases.items()} == {
+        "sim/baseline/c001": 2,
+        "sim/baseline/c008": 2,
+        "sim/eagle3/c001": 1,
+        "sim/eagle3/c008": 1,
+    }
+    assert cases["sim/eagle3/c008"].numbers is None
+
+
 def test_the_schema_refuses_what_is_no_record() -> None:
     kept = json.loads(to_json(asdict(compact(SIMULATED))))
     kept["suites"][0]["cases"][0]["numbers"]["output_throughput"] = "fast"
