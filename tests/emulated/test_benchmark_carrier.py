@@ -151,7 +151,7 @@ def test_the_machine_of_a_file_is_the_rig_and_its_commit_is_that_of_the_server(n
         told = json.loads(path.read_text())["commit_info"]
         assert told["project"] == "sglang"
         assert "emulated" in told["id"]
-        assert told["dirty"] is False
+        assert told["dirty"] is None  # an emulated server has no checkout
     assert json.loads(nights.baseline("plain").read_text())["machine_info"] == {"node": "emulated"}
 
 
@@ -164,13 +164,13 @@ def test_the_machine_of_a_file_is_the_rig_and_its_commit_is_that_of_the_server(n
             "9f3e1d0c",
             True,
         ),
-        (Build(sglang="0.5.3", torch=None, commit=None, dirty=None, packages=""), "0.5.3.post1", "0.5.3.post1", False),
-        (Build(sglang="0.5.3", torch=None, commit=None, dirty=None, packages=""), None, "0.5.3", False),
-        (None, None, "unknown", False),
+        (Build(sglang="0.5.3", torch=None, commit=None, dirty=None, packages=""), "0.5.3.post1", "0.5.3.post1", None),
+        (Build(sglang="0.5.3", torch=None, commit=None, dirty=None, packages=""), None, "0.5.3", None),
+        (None, None, "unknown", None),
     ],
 )
 def test_the_commit_is_the_best_that_is_known_of_the_server(
-    build: Build | None, version: str | None, id: str, dirty: bool
+    build: Build | None, version: str | None, id: str, dirty: bool | None
 ) -> None:
     told = commit_info(build, version)
     assert (told["id"], told["dirty"], told["project"]) == (id, dirty, "sglang")
