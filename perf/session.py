@@ -308,12 +308,12 @@ def _guarded(bench: Bench, variant: str, ordinal: int, levels: tuple[int, ...]) 
 def _interruptible() -> Iterator[None]:
     """SIGTERM and SIGHUP end a measurement as Ctrl-C does, with teardown; a second signal does not cut it short.
 
-    tox sends Ctrl-C twice, and on SIGTERM ends without a word to its command: there its end counts as SIGTERM. What was
-    ignored before stays so: under nohup the terminal may close.
+    tox sends Ctrl-C twice, and on SIGTERM ends without a word to its command: there its end counts as SIGTERM. Under
+    nohup, where SIGHUP is ignored, the terminal may close.
     """
-    signals = [
-        each for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) is not signal.SIG_IGN
-    ]
+    signals = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        signals.append(signal.SIGHUP)
     interrupted = False
     over = threading.Event()
 

@@ -61,7 +61,7 @@ def _alive(process: psutil.Process) -> bool:
 
 
 @contextmanager
-def mid_round(folder: Path, *flags: str, tox: bool = False) -> Iterator[MidRound]:
+def mid_round(folder: Path, *flags: str, tox: bool = False, nohup: bool = False) -> Iterator[MidRound]:
     desk = Desk(folder)
     token = f"emulated/{uuid.uuid4().hex}"
     truth = folder / "truth.jsonl"
@@ -73,7 +73,7 @@ def mid_round(folder: Path, *flags: str, tox: bool = False) -> Iterator[MidRound
     command, _ = desk.pytest_command("-m", "perf", f"--perf-suite={suite}", "tests/perf")
     if tox:
         command = [sys.executable, "-m", "tox", "run", "-c", str(_tox_file(folder, command))]
-    with started(command) as process:
+    with started(["nohup", *command] if nohup else command) as process:
         wait_until(lambda: truth.exists() and '"request"' in truth.read_text(), "the first request is answered")
         assert alive_with(token)
         below = tuple(psutil.Process(process.pid).children(recursive=True))
@@ -131,6 +131,16 @@ def scenarios(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Fu
     folders = {name: tmp_path_factory.mktemp("interrupted") for name in SCENARIOS}
     with ThreadPoolExecutor(max_workers=AT_ONCE) as pool:
         yield {name: pool.submit(play, name) for name in SCENARIOS}
+
+
+def test_under_nohup_a_terminal_may_close(tmp_path: Path) -> None:
+    with mid_round(tmp_path, nohup=True) as running:
+        running.process.send_signal(signal.SIGHUP)
+        answered = (tmp_path / "truth.jsonl").read_text().count('"request"')
+        wait_until(lambda: (tmp_path / "truth.jsonl").read_text().count('"request"') > answered + 1, "it goes on")
+        assert running.process.poll() is None
+        running.process.terminate()
+        assert running.end().code != 0
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
