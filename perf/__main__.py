@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
+from io import TextIOWrapper
 from pathlib import Path
 from typing import NoReturn
 
@@ -56,7 +57,17 @@ def main(arguments: list[str] | None = None) -> int:
     """Run one verb; the exit code."""
     options = parser().parse_args(arguments)
     try:
-        return _run(options)
+        code = _run(options)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        raise
+    except (OSError, RuntimeError) as error:  # a full disk under the output, a name too long, a link to itself
+        print(f"error: {printable(str(error), 400)}", file=sys.stderr)
+        return EXIT_USAGE  # 1 would be REGRESSED
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 128 + signal.SIGINT
     except SuiteError as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_USAGE
@@ -252,6 +263,8 @@ def _check(options: argparse.Namespace) -> int:
 def _compare(options: argparse.Namespace) -> int:
     _, before = _complete(options.campaign_dir, options.before)
     folder, after = _complete(options.campaign_dir, options.after)
+    if before.id == after.id:
+        raise FileError(f"{after.id} against itself says nothing: name two campaigns")
     found = compared(before, after)
     print(f"{after.id} against {before.id}: the column baseline is {before.id}")
     for line in found.left_out:
@@ -357,9 +370,11 @@ def _text(
 
 
 if __name__ == "__main__":
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a terminal that knows no umlaut shows its number
     try:
         code = main()
-        sys.stdout.flush()
     except BrokenPipeError:  # `| head`: who reads has seen enough; at its end Python would complain once more
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 128 + signal.SIGPIPE

@@ -5,6 +5,7 @@ selection (`session`); each item then judges its own case. The verdict is raised
 `-x` and the summary see it.
 """
 
+import errno
 import os
 import re
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -289,7 +290,7 @@ def _refuse_as_carrier(config: pytest.Config) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise pytest.UsageError(f"--benchmark-json={path}: cannot be written: {error.strerror}") from error
-        if path.is_dir() or not os.access(path.parent, os.W_OK):
+        if (path.exists() and not path.is_file()) or not os.access(path.parent, os.W_OK):
             raise pytest.UsageError(f"--benchmark-json={path}: cannot be written: name a file that may be written")
 
 
@@ -401,6 +402,8 @@ def _append_summary(text: str, show: Show) -> None:
     if not path:
         return
     try:
+        if os.path.exists(path) and not os.path.isfile(path):
+            raise OSError(errno.EINVAL, "Not a regular file")  # a FIFO would be waited for
         with open(path, "a", encoding="utf-8", errors="backslashreplace") as file:
             file.write(text)
     except OSError as error:

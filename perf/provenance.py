@@ -37,7 +37,7 @@ for each in metadata.distributions():
         told = json.loads(each.read_text("direct_url.json") or "{}")
         if told.get("dir_info", {}).get("editable"):
             source = told.get("url")
-print(json.dumps({"packages": packages, "source": source}))
+print("\\n" + json.dumps({"packages": packages, "source": source}))
 """
 
 
@@ -45,10 +45,10 @@ def build_of(python: str, folder: Path, env: Mapping[str, str]) -> Build | None:
     """The build behind an interpreter, as a server in `folder` with `env` finds it; None where it does not say."""
     found = _run([python, "-c", _PROBE], folder, env)
     try:
-        told = json.loads(found or b"")
+        told = json.loads((found or b"").splitlines()[-1])  # a sitecustomize may have printed before
         packages: dict[str, str] = {str(name): str(version) for name, version in told["packages"].items()}
         source = told["source"]
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, LookupError, TypeError, AttributeError):
         return None
     commit, dirty = None, None
     if isinstance(source, str) and source.startswith("file://"):
@@ -65,10 +65,15 @@ def build_of(python: str, folder: Path, env: Mapping[str, str]) -> Build | None:
 
 def _checkout(source: Path) -> tuple[str | None, str | None]:
     """Commit and digest of the changes of the checkout that `source` lies in."""
-    commit = _run(["git", "rev-parse", "HEAD"], source)
-    top = _run(["git", "rev-parse", "--show-toplevel"], source)
-    changes = _run(["git", "diff", "HEAD", "--binary", "--no-ext-diff", "--no-textconv"], source)
-    untracked = _run(["git", "ls-files", "--others", "--exclude-standard", "-z", "--full-name", ":/"], source)
+    # Not what a hook, in which this may run, has set for the repository it is of.
+    env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+
+    def git(*arguments: str) -> bytes | None:
+        return _run(["git", *arguments], source, env)
+
+    commit, top = git("rev-parse", "HEAD"), git("rev-parse", "--show-toplevel")
+    changes = git("diff", "HEAD", "--binary", "--no-ext-diff", "--no-textconv", "--no-relative")
+    untracked = git("ls-files", "--others", "--exclude-standard", "-z", "--full-name", ":/")
     if commit is None or top is None or changes is None or untracked is None:
         return None, None
     digest = hashlib.sha256(changes)
@@ -89,7 +94,7 @@ def _told(path: Path) -> bytes:
     return f"{status.st_size} {status.st_mtime_ns}".encode()
 
 
-def _run(command: list[str], folder: Path, env: Mapping[str, str] | None = None) -> bytes | None:
+def _run(command: list[str], folder: Path, env: Mapping[str, str]) -> bytes | None:
     try:
         done = subprocess.run(
             command,
