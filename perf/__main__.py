@@ -375,7 +375,9 @@ if __name__ == "__main__":
             stream.reconfigure(errors="backslashreplace")  # a terminal that knows no umlaut shows its number
     try:
         code = main()
-    except BrokenPipeError:  # `| head`: who reads has seen enough; at its end Python would complain once more
+        sys.stdout.flush()
+    except OSError as error:  # Python would complain once more at its end
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 128 + signal.SIGPIPE
+        # `| head`: who reads has seen enough.
+        code = 128 + signal.SIGPIPE if isinstance(error, BrokenPipeError) else EXIT_USAGE
     sys.exit(code)

@@ -275,3 +275,33 @@ def test_the_module_runs_as_a_process_with_the_same_exit_codes(place: Path) -> N
     wrong = process("nonsense")
     assert (wrong.returncode, wrong.stdout) == (64, "")
     assert "Traceback" not in wrong.stderr
+
+
+def test_a_link_to_itself_is_a_usage_error_and_no_traceback(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (place / "loop.toml").symlink_to("loop.toml")
+    for arguments in (("plan", "--suite", "loop.toml"), ("docs", "--root", "loop.toml"), ("check", "loop.toml")):
+        assert run(*arguments) in (1, 64)
+        assert capsys.readouterr().err.startswith("error: ")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux that is always full")
+def test_a_full_disk_under_the_output_is_never_taken_for_a_regression(place: Path) -> None:
+    save(place, PASSING)
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "perf", "check"],
+            cwd=place,
+            env={"PYTHONPATH": str(ROOT)},
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert (done.returncode, done.stderr) == (64, "error: [Errno 28] No space left on device\n")
+
+
+def test_a_campaign_is_not_compared_with_itself(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save(place, PASSING)
+    assert run("compare", "20260201-020000", "20260201-020000") == 64
+    assert "against itself says nothing" in capsys.readouterr().err
