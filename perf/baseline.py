@@ -20,7 +20,7 @@ from perf.text import printable
 
 _RESTORE = "restore the file from version control, or remove it and promote again"
 
-#: Two promotions at once wait for each other; a promotion takes milliseconds.
+#: Promotions, and a prune, wait for each other; a promotion takes milliseconds, a prune some seconds at most.
 LOCK_TIMEOUT_S = 30.0
 
 
@@ -91,7 +91,8 @@ class Store:
                 write_text(path, _render(rig_id, [levels[level] for level in sorted(levels)]))
         except Timeout as error:
             raise FileError(
-                f"{self.folder / '.lock'}: another promotion holds it for {LOCK_TIMEOUT_S:.0f} s"
+                f"{self.folder / '.lock'}: another promotion or a prune has held it for {LOCK_TIMEOUT_S:.0f} s; "
+                "nothing was changed"
             ) from error
         except OSError as error:
             raise FileError(f"{self.folder}: cannot be written: {error.strerror}; nothing was changed") from error

@@ -1,17 +1,20 @@
 """The documentation that keeps itself: generated blocks in pages, the records they stand on, entries of the log.
 
-Pages are read and rendered before the first is written, so that an error changes nothing. A page that cites two records
-which contradict each other must state what differs between them.
+Pages are read and rendered before the first is written, so that an error on one changes none; and none is written over
+what somebody typed meanwhile. A page that cites two records which contradict each other must state what differs between
+them.
 """
 
 import difflib
 import re
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated
 
+from filelock import FileLock, Timeout
 from pydantic import Field, TypeAdapter
 
 from perf import blocks, plan, statements, suite
@@ -26,6 +29,11 @@ from perf.text import printable
 
 LOG = Path("docs/eagle-fast-verify.md")
 RECORDS = Path("docs/records")
+
+#: From the root; held while pages are written.
+_LOCK = Path(".perf/docs.lock")
+#: Commands that write pages wait for each other; each takes a few seconds at most.
+LOCK_TIMEOUT_S = 30.0
 
 QUERIES = (
     "provenance RECORD",
@@ -101,10 +109,13 @@ def rendered(root: Path) -> tuple[Page, ...]:
 
 
 def write(root: Path, pages: tuple[Page, ...]) -> None:
-    """Write those that changed. Raises FileError."""
-    for page in pages:
-        if page.new != page.old:
-            _write(root / page.path, page.new)
+    """Write those that are to change. Raises FileError, which says what was written before it."""
+    written: list[Path] = []
+    with _locked(root):
+        for page in pages:
+            if page.new != page.old:
+                _write(root, page.path, page.old, page.new, written)
+                written.append(page.path)
 
 
 def difference(page: Page) -> Iterator[str]:
@@ -120,12 +131,17 @@ def difference(page: Page) -> Iterator[str]:
 def add(root: Path, log: Path, campaign: Campaign, *, title: str) -> tuple[Path, Path]:
     """Keep a campaign's compact record, and write the skeleton of an entry about it at the end of the log.
 
-    Returns both paths, from the root. Raises FileError; then nothing is written.
+    Returns both paths, from the root. Raises FileError; then nothing is written, or it says that the record was.
     """
     if not campaign.complete:
         raise FileError(f"campaign {campaign.id} is not complete (interrupted, or still running): it is no entry yet")
     _check_title(title)
     path = _log_path(root, log)
+    with _locked(root):
+        return _added(root, path, campaign, title)
+
+
+def _added(root: Path, path: Path, campaign: Campaign, title: str) -> tuple[Path, Path]:
     records = dict(_records(root))
     text = to_json(asdict(compact(campaign)), indent=1)
     name, record_path = campaign.id, RECORDS / f"{campaign.id}.json"
@@ -135,7 +151,8 @@ def add(root: Path, log: Path, campaign: Campaign, *, title: str) -> tuple[Path,
             f"{root / record_path}: holds something else than campaign {name} says now; "
             "remove it where it is the wrong one, or write the entry by hand"
         )
-    old = _read(root / path) if (root / path).exists() else "# Optimisation log\n"
+    before = _read_if_there(root / path)
+    old = "# Optimisation log\n" if before is None else before
     heading = f"{campaign.started_at[:10]} {title}"
     found = _found(path, old)
     for block in found:
@@ -150,9 +167,11 @@ def add(root: Path, log: Path, campaign: Campaign, *, title: str) -> tuple[Path,
     newline = "\r\n" if "\r\n" in old else "\n"
     gap = "" if not old else newline if old.endswith("\n") else 2 * newline
     page = _rendered(path, old + gap + entry.replace("\n", newline), records)
+    written: list[Path] = []
     if not (root / record_path).exists():
         write_text(root / record_path, text)
-    _write(root / path, page.new)
+        written.append(record_path)
+    _write(root, path, before, page.new, written)
     return record_path, path
 
 
@@ -204,8 +223,35 @@ def _read(path: Path) -> str:
         raise FileError(f"{path}: cannot be read: {error.strerror}") from error
 
 
-def _write(path: Path, text: str) -> None:
-    write_bytes(path, text.encode(errors="surrogateescape"))
+def _read_if_there(path: Path) -> str | None:
+    return _read(path) if path.exists() else None
+
+
+def _write(root: Path, path: Path, old: str | None, new: str, written: Sequence[Path]) -> None:
+    """Write a page that is still `old`, where None is not there. Raises FileError, with what was written before."""
+    try:
+        if _read_if_there(root / path) != old:
+            raise FileError(f"{root / path}: was changed meanwhile, and was left alone: run the command again")
+        write_bytes(root / path, new.encode(errors="surrogateescape"))
+    except FileError as error:
+        if not written:
+            raise
+        reason = str(error).removesuffix("; nothing was changed")
+        raise FileError(f"{reason}; written before that: {', '.join(map(str, written))}") from error
+
+
+def _locked(root: Path) -> AbstractContextManager[object]:
+    """Hold the lock of whatever writes pages of a project. Raises FileError."""
+    lock = root / _LOCK
+    try:
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        return FileLock(lock).acquire(timeout=LOCK_TIMEOUT_S)
+    except Timeout as error:
+        raise FileError(
+            f"{lock}: another docs command has held it for {LOCK_TIMEOUT_S:.0f} s; nothing was changed: wait for it"
+        ) from error
+    except OSError as error:
+        raise FileError(f"{lock}: cannot be written: {error.strerror}; nothing was changed") from error
 
 
 def _found(path: Path, text: str) -> tuple[Block, ...]:

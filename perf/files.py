@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import stat
 import tempfile
 from collections.abc import Callable
@@ -19,6 +20,9 @@ MAX_JSON_BYTES = 64 * 1024 * 1024
 #: would overflow.
 MIN_NUMBER = 1e-100
 MAX_NUMBER = 1e15
+
+#: In ASCII JSON: half of a surrogate pair, second, after what only looks like one, first: an escaped backslash, a pair.
+_HALF = re.compile(r"(\\\\|\\ud[89ab]..\\ud[c-f]..)|(\\ud[89a-f]..)")
 
 
 class FileError(Exception):
@@ -133,8 +137,13 @@ def _refuse_doubtful(data: bytes) -> None:
 
 
 def to_json(value: object, *, indent: int | None = None) -> str:
-    """JSON text, ASCII, with a newline at its end; numbers that are no numbers are refused."""
-    return json.dumps(value, indent=indent, ensure_ascii=True, allow_nan=False) + "\n"
+    """JSON text, ASCII, with a newline at its end; numbers that are no numbers are refused.
+
+    A byte of a path or of the environment that is not UTF-8 is half of a surrogate pair in Python and nothing in JSON,
+    which readers refuse: it becomes the text of its escape, `\\udcff`.
+    """
+    text = json.dumps(value, indent=indent, ensure_ascii=True, allow_nan=False)
+    return _HALF.sub(lambda found: found[1] or "\\" + found[2], text) + "\n"
 
 
 def _umask() -> int:

@@ -1,7 +1,7 @@
 """Files of earlier versions, as this version would have written them. Pure; every step is tested on a real old file.
 
-A step adds what its schema added, as "not known", and changes no number. What is no file of ours is passed on as it
-is: whoever reads it says what is wrong with it.
+A step adds what its schema added, as "not known", and changes no number; where that is there already, the file is not
+as old as it says, and is refused. What is no file of ours is passed on as it is: whoever reads it says what is wrong.
 """
 
 import json
@@ -25,7 +25,7 @@ class NewerFileError(ValueError):
 
 
 def campaign(data: bytes) -> bytes:
-    """The text of a campaign file, brought to CAMPAIGN_SCHEMA. Raises NewerFileError."""
+    """The text of a campaign file, brought to CAMPAIGN_SCHEMA. Raises ValueError, such as NewerFileError."""
     file = _object(data)
     if file is None or file.get("kind") != "sglang-perf campaign":
         return data
@@ -33,7 +33,7 @@ def campaign(data: bytes) -> bytes:
 
 
 def baseline(data: bytes) -> bytes:
-    """The text of a baseline file, brought to the schema of samples. Raises NewerFileError."""
+    """The text of a baseline file, brought to the schema of samples. Raises ValueError, such as NewerFileError."""
     file = _object(data)
     head, _, number = str(file.get("version") if file else "").rpartition(" ")
     if file is None or head != "sglang-perf baseline" or not number.isdecimal() or len(number) > 4:
@@ -44,7 +44,7 @@ def baseline(data: bytes) -> bytes:
 def _brought(
     data: bytes, file: _Object, schema: object, newest: int, steps: Mapping[int, Callable[[_Object], None]]
 ) -> bytes:
-    if not isinstance(schema, int) or schema == newest:
+    if type(schema) is not int or schema == newest:  # `true` is an int, too
         return data
     if schema > newest:
         raise NewerFileError(schema, newest)
@@ -59,9 +59,9 @@ def _campaign_2(file: _Object) -> None:
     """0.2: the build behind each launch, what the workload was, and stored baselines that say the same."""
     file["schema"] = 2
     for suite in _objects(file.get("suites")):
-        suite["workload"] = None
+        _add(suite, "workload")
         for launch in _objects(suite.get("launches")):
-            launch["build"] = None
+            _add(launch, "build")
         for case in _objects(suite.get("cases")):
             _stored_2(case.get("stored"))
 
@@ -74,10 +74,17 @@ def _baseline_2(file: _Object) -> None:
 
 def _stored_2(case: object) -> None:
     """0.2: the build, and how long each launch took to be ready."""
-    if isinstance(case, dict) and case.get("schema") == 1:
-        case |= {"schema": 2, "build": None}
+    if isinstance(case, dict) and type(case.get("schema")) is int and case["schema"] == 1:
+        case["schema"] = 2
+        _add(case, "build")
         for launch in _objects(case.get("launches")):
-            launch["start_s"] = None
+            _add(launch, "start_s")
+
+
+def _add(to: _Object, key: str) -> None:
+    if key in to:
+        raise ValueError(f"says it is of an older version, but has the key {key!r} of a later one; restore it")
+    to[key] = None
 
 
 def _object(data: bytes) -> _Object | None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from perf.baseline import Store
-from perf.files import to_json, write_text
+from perf.files import FileError, to_json, write_text
 from perf.gate import Word
 from perf.record import Campaign, SuiteRecord, now_utc
 from perf.sample import SCHEMA, Promotion, StoredCase, geometric_mean, may_join, throughputs
@@ -57,7 +57,7 @@ def promote(campaign: Campaign, store: Store, *, reason: str, pattern: str | Non
 
     Promotable is a case of a complete campaign whose own verdict is not INVALID and which was gated. With `add` the
     launches join the stored ones, which must be comparable. Every file is read before the first is written, so that a
-    damaged one stops all.
+    damaged one stops all; where a later one cannot be written, PromotionError says which cases were promoted.
     """
     if not campaign.complete:
         raise PromotionError(
@@ -104,12 +104,20 @@ def promote(campaign: Campaign, store: Store, *, reason: str, pattern: str | Non
                 else " was measured"
             )
         )
+    if any(suite.rig_id == campaign.rig.id for suite, _, _ in chosen):
+        write_text(store.folder / campaign.rig.id / "rig.json", to_json(_fingerprint(campaign), indent=1))
     promoted: list[Promoted] = []
-    for suite, variant, cases in chosen:
-        store.promote(suite.rig_id, suite.name, variant, tuple(cases), add=add)
-        if suite.rig_id == campaign.rig.id:
-            write_text(store.folder / suite.rig_id / "rig.json", to_json(_fingerprint(campaign), indent=1))
-        after = {case.level: case.promotion for case in store.read(suite.rig_id, suite.name, variant)}
+    for number, (suite, variant, cases) in enumerate(chosen):
+        try:
+            store.promote(suite.rig_id, suite.name, variant, tuple(cases), add=add)
+            after = {case.level: case.promotion for case in store.read(suite.rig_id, suite.name, variant)}
+        except FileError as error:
+            if not promoted:
+                raise
+            done = ", ".join(each.case for each in promoted)
+            left = ", ".join(case.case for _, _, theirs in chosen[number:] for case in theirs)
+            reason = str(error).removesuffix("; nothing was changed")
+            raise PromotionError(f"{reason}; promoted before that: {done}; not promoted: {left}") from error
         for case in cases:
             old = before.get(case.case)
             promoted.append(

@@ -10,7 +10,7 @@ import re
 import shutil
 import stat
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from perf.text import printable
 
 DEFAULT_KEEP = 60
 
-#: Two prunes at once wait for each other; removing a campaign takes well under a second.
+#: Two prunes at once wait for each other, and for a promotion; removing a campaign takes well under a second.
 LOCK_TIMEOUT_S = 60.0
 
 #: Where no lock tells whether a campaign is still measured: nothing of it was written for so long. A server may take a
@@ -68,21 +68,29 @@ def prune(campaigns: Path, store: Store, *, keep: int, dry_run: bool, now_s: flo
     """Remove the oldest complete campaigns beyond the newest `keep`, and the interrupted ones; `now_s` is Unix time.
 
     Never those that a stored baseline names, nor those being measured. Raises FileError where the store cannot be read
-    whole, since then nobody knows which these are.
+    whole, since then nobody knows which these are. No promotion lands between the look at the store and the removal.
     """
-    sources = _sources(store)
     if dry_run or not os.path.lexists(campaigns):
-        found = _sorted_out(campaigns, sources, keep, now_s)
+        found = _sorted_out(campaigns, _sources(store), keep, now_s)
         return Pruned(gone=found.doomed, failed=(), spared=found.spared, staying=found.staying)
     try:
-        with FileLock(campaigns / ".prune.lock", timeout=LOCK_TIMEOUT_S):
-            return _carried_out(_sorted_out(campaigns, sources, keep, now_s))
+        with FileLock(campaigns / ".prune.lock", timeout=LOCK_TIMEOUT_S), _without_promotions(store):
+            return _carried_out(_sorted_out(campaigns, _sources(store), keep, now_s))
     except Timeout as error:
         raise FileError(
-            f"{campaigns}: another prune has been at work for {LOCK_TIMEOUT_S:.0f} s: wait for it"
+            f"{error.lock_file}: another prune or a promotion has held it for {LOCK_TIMEOUT_S:.0f} s; nothing was "
+            "removed: wait for it, and prune again"
         ) from error
     except OSError as error:
-        raise FileError(f"{campaigns}: cannot be written: {error.strerror}; nothing was removed") from error
+        place = error.filename or campaigns
+        raise FileError(f"{place}: cannot be written: {error.strerror}; nothing was removed") from error
+
+
+def _without_promotions(store: Store) -> AbstractContextManager[object]:
+    """Hold the store's lock. A store that cannot be written needs none: no promotion can write it either."""
+    if not os.access(store.folder, os.W_OK, effective_ids=os.access in os.supports_effective_ids):
+        return nullcontext()
+    return FileLock(store.folder / ".lock", timeout=LOCK_TIMEOUT_S)
 
 
 def _sources(store: Store) -> set[str]:

@@ -8,6 +8,7 @@ import fcntl
 import math
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -39,6 +40,9 @@ MAX_LOOKED_THROUGH = 20
 
 #: Names in a campaign file become paths and stand on screens: whatever else is there was not written by us.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
+
+#: As `now_utc` writes it.
+_TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\+00:00")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,6 +245,9 @@ def read(folder: Path) -> Campaign:
         raise FileError(
             f"{folder / FILE_NAME}: complete, but never finished: not as the suite writes it; measure again"
         )
+    for time in (campaign.started_at, campaign.finished_at):
+        if time is not None and not _TIME.fullmatch(time):
+            raise FileError(f"{folder / FILE_NAME}: the time {time[:40]!r}: not as the suite writes it; measure again")
     for suite in campaign.suites:
         if problem := _problem(suite):
             raise FileError(f"{folder / FILE_NAME}: {problem}: not as the suite writes it; measure again")
@@ -311,6 +318,15 @@ def _problem(suite: SuiteRecord) -> str | None:
         len({taken.level for taken in launch.measurements}) != len(launch.measurements) for launch in suite.launches
     ):
         return "a launch, or a case of one, that stands twice"
+    if strange := [launch.started_at for launch in suite.launches if not _TIME.fullmatch(launch.started_at)]:
+        return f"the time {strange[0][:40]!r}"
+    if any((launch.variant, taken.level) not in cases for launch in suite.launches for taken in launch.measurements):
+        return "a measurement of a case that is not in it"
+    seen = Counter[str]()
+    for launch in suite.launches:
+        seen[launch.variant] += 1
+        if launch.ordinal != seen[launch.variant]:
+            return f"the number of launch {launch.name[:40]}"
     if suite.workload is not None and any(
         len(taken.rounds) != suite.workload.rounds
         for launch in suite.launches

@@ -1,9 +1,9 @@
 """Keeps secrets out of logs, screens and records: finds the values, replaces them by `[secret]`.
 
 Found are the API key, command-line and environment values whose name says so (an option's, a variable's, a header's, a
-key's in JSON), what follows `Bearer` or `Basic`, and passwords in URLs. A name is read by its words: `--admin-api-key`
-and `HF_TOKEN` hold secrets; `--tokenizer-path`, `--max-total-tokens` and `--ssl-keyfile` do not. It does not guess by
-the look of a value.
+key's in JSON, the name before a `=` inside a value), what follows `Bearer` or `Basic`, and passwords in URLs. A name is
+read by its words: `--admin-api-key` and `HF_TOKEN` hold secrets; `--tokenizer-path`, `--max-total-tokens` and
+`--ssl-keyfile` do not. It does not guess by the look of a value.
 """
 
 import base64
@@ -11,6 +11,7 @@ import json
 import re
 import shlex
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from urllib.parse import quote, quote_plus, unquote, unquote_to_bytes
@@ -24,9 +25,22 @@ NOT_SECRET = frozenset({"true", "false", "none", "null", "auto", "empty"})
 # Long enough for a signed token as user name; a bound because a stream holds back this much of an open URL.
 MAX_USERINFO = 1024
 
-_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
-_TELLING = ("secret", "password", "passwd", "passphrase", "credential", "apikey", "authorization", "cookie")
-_HEADER = re.compile(r"\s*([\w-]+):\s*(\S.*)", re.DOTALL)
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+_TELLING = (
+    *("secret", "password", "passwd", "passphrase", "credential", "authorization", "cookie"),
+    *("apikey", "apitoken", "authtoken", "accesstoken"),
+)
+# `SSHKEY`, `MYTOKEN`, `APITOKENS`; the plural of token alone is an amount, and these animals and games open no door
+# (nor after `-D`).
+_TELLING_END = re.compile(r"(?!d?(?:mon|don|tur|hoc|joc|whis)keys?$)\w*(?:keys?|token|(?<=\w)tokens)")
+_AMOUNT = re.compile(r"-?\d[\d.,_ ]*[kKmM]?")
+# One line, and those indented under it.
+_HEADER = re.compile(r"^[ \t]*([\w-]+):[ \t]*(\S.*(?:\n[ \t]+\S.*)*)", re.MULTILINE)
+# A URL's query, a connection string, `-Dname=value`. The value is matched apart: it may be a pair itself.
+_PAIR_NAME = re.compile(r"([;&?]?[A-Za-z][\w.-]*)=")
+_PAIR_VALUE = re.compile(r"""("[^"]+"|'[^']+'|[^\s;"']+)""")
+# The white space that `shlex` knows: at any other, splitting would get no further.
+_SPACE = re.compile(r"[ \t\r\n]")
 # Behind these words stands what opens the door, unless it is a word of prose ("basic implementation").
 _SCHEME = re.compile(
     r"\b(?:[Bb]earer|BEARER|[Bb]asic|BASIC)\s+(?!(?:[A-Z]?[a-z]+)(?![\w.~+/=-]))([\w.~+/=-]{4,})", re.ASCII
@@ -56,6 +70,8 @@ class Secrets:
             found.update(hidden)
         for name, value in env.items():
             found.update((value,) if _holds_secret(name, value, anywhere=True) else _hidden_in_value(value))
+        for url in urls:
+            found.update(_hidden_in_value(url))
         for text in (*command, *env.values(), *urls):
             found.update(_url_passwords(text))
             found.update(_SCHEME.findall(text))
@@ -75,19 +91,20 @@ class Secrets:
 
     def redact_argv(self, command: tuple[str, ...]) -> tuple[str, ...]:
         """A command to show or store: the values of secret options are hidden by place, however short."""
-        shown = []
-        for argument, hidden in zip(command, _hidden_in_command(command), strict=True):
-            for value in sorted(filter(None, hidden), key=len, reverse=True):
-                argument = re.sub(rf"(?<!\w){re.escape(value)}(?!\w)", lambda _: MARK, argument)  # noqa: PLW2901
-            shown.append(self.redact(argument))
-        return tuple(shown)
+        hidden = _hidden_in_command(command)
+        return tuple(self._shown(argument, inside) for argument, inside in zip(command, hidden, strict=True))
 
     def redact_env(self, env: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
         """An environment to show or store, sorted by name: the values of secret names are hidden."""
         return tuple(
-            (name, MARK if _holds_secret(name, value, anywhere=True) else self.redact(value))
+            (name, MARK if _holds_secret(name, value, anywhere=True) else self._shown(value, _hidden_in_value(value)))
             for name, value in sorted(env.items())
         )
+
+    def _shown(self, text: str, hidden: tuple[str, ...]) -> str:
+        for value in sorted(filter(None, hidden), key=len, reverse=True):
+            text = re.sub(rf"(?<!\w){re.escape(value)}(?!\w)", lambda _: MARK, text)
+        return self.redact(text)
 
 
 class Redactor:
@@ -162,7 +179,8 @@ def _compiled(values: tuple[str, ...]) -> tuple[re.Pattern[bytes], tuple[bytes, 
 def _names_secret(name: str, *, anywhere: bool) -> bool:
     """Does a value of this name hold a secret? `key` and `token` count as last word, or `anywhere`.
 
-    Plural tokens are an amount (`--max-total-tokens`); a file's name is not the secret in it.
+    Plural tokens are an amount (`--max-total-tokens`), save in a variable's name, where the value decides; a file's
+    name is not the secret in it.
     """
     words = [word.lower() for word in _WORD.findall(name)]
     if not words or words[-1] in ("file", "path", "dir"):
@@ -170,15 +188,19 @@ def _names_secret(name: str, *, anywhere: bool) -> bool:
     if any(part in "".join(words) for part in _TELLING) or words[-1] in ("auth", "bearer", "pass"):
         return True
     if words[-1] == "pwd":
-        return len(words) > 1  # PWD itself is the working directory
-    return not {"key", "keys", "token"}.isdisjoint(words if anywhere else words[-1:])
+        return len(words) > 1 or name[0] in ";&?"  # PWD itself is the working directory
+    if _TELLING_END.fullmatch(words[-1]) or (anywhere and words[-1] == "tokens"):
+        return True
+    return anywhere and not {"key", "keys", "token"}.isdisjoint(words)
 
 
 def _holds_secret(name: str, value: str, *, anywhere: bool) -> bool:
     if not value or not _names_secret(name, anywhere=anywhere):
         return False
     # `--bucket-time-to-first-token 0.125` and the like: a short number after "token" measures tokens.
-    return not ("token" in name.lower() and re.fullmatch(r"[\d.]{1,7}", value))
+    if "token" in name.lower() and re.fullmatch(r"[\d.]{1,7}", value):
+        return False
+    return not (name.lower().endswith("tokens") and _AMOUNT.fullmatch(value))
 
 
 def _hidden_in_command(command: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
@@ -188,34 +210,34 @@ def _hidden_in_command(command: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
     first = False
     for argument in command:
         name, equals, value = argument.partition("=")
-        said = (*_hidden_in_value(argument), *_hidden_in_value(value))
+        said = (*_hidden_in_value(argument), *(_hidden_in_value(value) if equals else ()))
         if option and not argument.startswith("--") and (first or not argument.startswith("-")):
             hidden.append((argument,) if _holds_secret(option, argument, anywhere=False) else said)
             first = False
             continue
         option, first = "", True
-        if re.search(r"\s", name):
-            hidden.append((*said, *_hidden_in_shell(argument)))
-        elif equals:
+        if equals and re.fullmatch(r"[\w.-]+", name):
             secret = _holds_secret(name, value, anywhere=not name.startswith("-"))
             hidden.append((value,) if secret else said)
         else:
             hidden.append(said)
-            option = argument if argument.startswith("-") and _names_secret(argument, anywhere=False) else ""
+            bare = not equals and not _SPACE.search(argument)
+            option = argument if bare and argument.startswith("-") and _names_secret(argument, anywhere=False) else ""
     return tuple(hidden)
 
 
 def _hidden_in_value(text: str) -> tuple[str, ...]:
-    """The secrets that a value names itself: `Authorization: ...`, `{"api_key": "..."}`."""
-    header = _HEADER.fullmatch(text)
-    if header and _holds_secret(header[1], header[2], anywhere=False):
-        return (header[2], *_SCHEME.findall(header[2]))
-    if not text.lstrip().startswith(("{", "[")):
-        return ()
-    try:
-        return tuple(_hidden_in_json(json.loads(text), ""))
-    except (ValueError, RecursionError):  # not JSON, whatever it looks like
-        return ()
+    """The secrets that a value names itself: `Authorization: ...`, `{"api_key": "..."}`, `?token=...`."""
+    found = [*_hidden_in_pairs(text)]
+    for name, value in _HEADER.findall(text):
+        if _holds_secret(name, value, anywhere=False):
+            found += [value, *_SCHEME.findall(value)]
+    if text.lstrip().startswith(("{", "[")):
+        with suppress(ValueError, RecursionError):  # not JSON, whatever it looks like
+            found += _hidden_in_json(json.loads(text), "")
+    if _SPACE.search(text):
+        found += _hidden_in_shell(text)
+    return tuple(found)
 
 
 def _hidden_in_json(value: object, key: str) -> Iterator[str]:
@@ -225,18 +247,32 @@ def _hidden_in_json(value: object, key: str) -> Iterator[str]:
     elif isinstance(value, list):
         for each in value:
             yield from _hidden_in_json(each, key)
-    elif isinstance(value, str) and _holds_secret(key, value, anywhere=False):
-        yield value
+    elif isinstance(value, str):
+        yield from (value,) if _holds_secret(key, value, anywhere=False) else _hidden_in_value(value)
+
+
+def _hidden_in_pairs(text: str) -> Iterator[str]:
+    query = text.find("?") if "?" in text else len(text)
+    for match in _PAIR_NAME.finditer(text):
+        if not _names_secret(match[1], anywhere=False) or not (written := _PAIR_VALUE.match(text, match.end())):
+            continue
+        value = written[1].strip("\"'")
+        if match.start() >= query or match[1].startswith("&"):
+            value = re.split("[&#]", value, maxsplit=1)[0]
+        if _holds_secret(match[1], value, anywhere=False) and value.lower() not in NOT_SECRET:
+            # Of a list of pairs the first alone is printed too; a password may have a comma in it.
+            yield from (value, unquote(value), value.split(",")[0])
 
 
 def _hidden_in_shell(text: str) -> Iterator[str]:
     """The same for a command line inside one argument: `bash -c "serve --api-key ..."`."""
     try:
         words = tuple(shlex.split(text))
-    except ValueError:  # an open quote: not a command line
-        return
+    except ValueError:  # an open quote: words all the same
+        words = tuple(text.split())
     for hidden in _hidden_in_command(words):
-        yield from hidden
+        for value in hidden:
+            yield from (value, value.rstrip(";&|)"))  # `serve --api-key ...; sleep 1`
 
 
 def _url_passwords(text: str) -> Iterator[str]:

@@ -26,6 +26,8 @@ MARKERS = ("gpu", "sglang_cpu", "rehearsal")
 
 #: Names that stand for something else in case ids and among the files of a baseline store.
 RESERVED_VARIANTS = ("expect", "crossover")
+#: The fingerprint of a rig lies beside the folders of its suites.
+RESERVED_SUITE = "rig.json"
 
 SHIPPED = Path(__file__).parent / "suites"
 
@@ -452,6 +454,8 @@ class _Resolver:
         gpus = table.gpus if table.gpus is not None else int(table.requires == "gpu")
         if (gpus > 0) != (table.requires == "gpu"):
             raise self.error("suite.gpus", str(gpus), _allowed(_SuiteTable, "gpus"))
+        if table.name == RESERVED_SUITE:
+            raise self.error("suite.name", "this name", f"any name but {RESERVED_SUITE}")
         names = tuple(self.file.variants)
         for name in names:
             if not NAME.fullmatch(name):

@@ -12,6 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
@@ -21,13 +22,14 @@ from perf.__main__ import main
 from perf.blocks import CLOSING, find
 from perf.compact import Compact, compact
 from perf.figures import Figure, Figures
-from perf.files import MAX_NUMBER
+from perf.files import MAX_NUMBER, FileError
 from perf.record import Campaign, SuiteRecord
 from perf.sample import Build
 from perf.statements import METRICS
 from perf.validity import Reason
 from perf.verdict import judge
 from tests.unit.simulated import campaign, failed, launch, measured, relation, select, stored, suite, written
+from tests.unit.test_long_life import disk_of
 from tests.unit.test_records import RELEASED, published
 
 ROOT = Path(__file__).parents[2]
@@ -85,11 +87,11 @@ class Project:
         written(self.folder / "campaigns", measured_campaign)
 
     def content(self) -> dict[str, bytes]:
-        """Every file but campaigns."""
+        """Every file but campaigns, and the lock."""
         return {
             str(path.relative_to(self.folder)): path.read_bytes()
             for path in self.folder.rglob("*")
-            if path.is_file() and "campaigns" not in path.parts
+            if path.is_file() and "campaigns" not in path.parts and ".perf" not in path.parts
         }
 
 
@@ -615,6 +617,28 @@ def test_a_disk_that_is_full_leaves_the_page_as_it_was(project: Project) -> None
     assert project.content() == before
 
 
+def test_a_disk_that_fills_up_at_the_second_page_names_the_first(
+    project: Project, capsys: pytest.CaptureFixture[str]
+) -> None:
+    project.page(SOURCE, "README.md")
+    page = project.page("x" * 10_000 + "\n" + SOURCE)
+    with disk_of(4096):
+        assert project.docs() == 1
+    assert capsys.readouterr().err == (
+        f"error: {page}: cannot be written: File too large; written before that: README.md\n"
+    )
+    assert "| campaign |" in (project.folder / "README.md").read_text()
+
+
+def test_what_was_typed_while_the_blocks_were_renewed_is_not_overwritten(project: Project) -> None:
+    page = project.page(SOURCE)
+    pages = docs.rendered(project.folder)
+    page.write_text("typed\n" + SOURCE)
+    with pytest.raises(FileError, match=r"log\.md: was changed meanwhile, and was left alone: run the command again"):
+        docs.write(project.folder, pages)
+    assert page.read_text() == "typed\n" + SOURCE
+
+
 # Contradictions
 
 
@@ -1058,6 +1082,38 @@ def test_add_refuses_to_replace_a_record_and_takes_one_that_is_the_same(
     project.keep(SECOND, BOTH)
     assert project.add("--title", "T") == 0
     assert "## 2026-02-01 T" in log.read_text()
+
+
+def test_add_with_no_room_for_the_entry_says_that_the_record_was_kept(
+    project: Project, log: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log.write_text("x" * 200_000)
+    with disk_of(100_000):
+        assert project.add("--title", "T") == 1
+    kept = docs.RECORDS / f"{SECOND}.json"
+    assert capsys.readouterr().err == (
+        f"error: {log}: cannot be written: File too large; written before that: {kept}\n"
+    )
+    assert (project.folder / kept).is_file()
+    assert project.add("--title", "T") == 0
+
+
+def test_add_waits_for_another_that_is_at_work_and_keeps_its_entry(project: Project, log: Path) -> None:
+    (project.folder / ".perf").mkdir()
+    command = [sys.executable, "-m", "perf", "docs", "add", "--root", str(project.folder), "--title", "T"]
+    working = FileLock(project.folder / ".perf" / "docs.lock")
+    with (
+        working,
+        subprocess.Popen(
+            [*command, str(project.folder / "campaigns" / SECOND)], cwd=ROOT, stdout=subprocess.DEVNULL
+        ) as waiting,
+    ):
+        with pytest.raises(subprocess.TimeoutExpired):
+            waiting.wait(timeout=3)
+        log.write_text("# Log\n\n## The entry of the other\n")
+        working.release()
+        assert waiting.wait(timeout=60) == 0
+    assert log.read_text().startswith("# Log\n\n## The entry of the other\n\n## 2026-02-01 T\n")
 
 
 def test_add_with_check_is_a_usage_error(project: Project, log: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -34,6 +34,7 @@ from perf.files import MAX_JSON_BYTES, FileError, append_line
 from perf.record import Campaign, RoundRecord
 from perf.rig import Rig
 from perf.sample import StoredCase
+from perf.suite import SuiteError, parse
 from tests.unit.simulated import campaign, failed, launch, measured, relation, stored, suite, summary, written
 
 T = TypeVar("T")
@@ -125,11 +126,20 @@ class Desk:
         (self.campaigns / id).mkdir(parents=True, exist_ok=True)
         return self.campaigns / id / record.FILE_NAME
 
+    def twin(self, id: str) -> Path:
+        """The same campaign elsewhere under another id, to be compared with: none is with itself."""
+        folder = self.folder / "twin" / "20250101-000000"
+        folder.mkdir(parents=True, exist_ok=True)
+        if os.path.isfile(self.file(id)) and os.access(self.file(id), os.R_OK):
+            data = self.file(id).read_bytes()
+            (folder / record.FILE_NAME).write_bytes(data.replace(id.encode(), folder.name.encode(), 1))
+        return folder
+
     def every_verb(self, id: str = ID) -> tuple[Outcome, ...]:
         """What each says of the campaign."""
         place = ("--campaign-dir", str(self.campaigns))
         reports = [("report", id, "--format", each) for each in ("text", "markdown", "json")]
-        verbs = [("check", id), ("compare", id, id), *reports, ("promote", id, "--reason", "x")]
+        verbs = [("check", id), ("compare", id, str(self.twin(id))), *reports, ("promote", id, "--reason", "x")]
         shutil.rmtree(self.store, ignore_errors=True)
         return tuple(
             perf(*verb, *place, *(() if verb[0] == "check" else ("--baselines", str(self.store)))) for verb in verbs
@@ -456,6 +466,13 @@ def test_a_reader_who_has_seen_enough_gets_no_traceback(desk: Desk) -> None:
     checked = subprocess.run(command, cwd=ROOT, stdout=writer, stderr=subprocess.PIPE, timeout=LIMIT_S, check=False)
     os.close(writer)
     assert (checked.returncode, checked.stderr) == (128 + signal.SIGPIPE, b"")
+
+
+def test_a_suite_that_would_lie_where_the_fingerprint_of_the_rig_lies_is_refused() -> None:
+    text = '[suite]\nname = "rig.json"\n[workload]\nconcurrency = [1]\noutput_tokens = 32\n'
+    text += '[variants.plain]\ncommand = ["serve", "{port}"]\n'
+    with pytest.raises(SuiteError, match=r"suite\.name: seen this name; allowed: any name but rig\.json"):
+        parse(text, Path("rig.toml"))
 
 
 # Interrupted

@@ -4,7 +4,9 @@ Each was written by its version measuring the emulator; only paths and the machi
 """
 
 import json
+import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,8 +15,10 @@ from perf import compact, migration, record
 from perf.__main__ import main
 from perf.baseline import Store
 from perf.files import FileError
+from perf.record import Campaign
 from perf.sample import SCHEMA
 from perf.verdict import judge
+from tests.unit.simulated import campaign, launch, stored, suite, written
 
 RELEASED = Path(__file__).parents[1] / "data" / "released"
 CAMPAIGNS = sorted(RELEASED.glob("*/campaigns/*"))
@@ -110,6 +114,51 @@ def test_a_baseline_of_a_later_version_is_refused_with_a_sentence(tmp_path: Path
     (place / "baseline.json").write_text(text.replace("sglang-perf baseline 1", "sglang-perf baseline 9"))
     with pytest.raises(FileError, match=r"a baseline file written by a newer version \(schema 9, .* up to 2\); update"):
         Store(tmp_path).read("emulated", "old", "baseline")
+
+
+SAMPLE = stored(99.0, 101.0)
+WITHOUT_WORKLOAD = replace(suite(), workload=None)
+
+
+@pytest.mark.parametrize(
+    ("whole", "key"),
+    [
+        (campaign(suite()), "workload"),
+        (campaign(replace(WITHOUT_WORKLOAD, launches=(launch(),))), "build"),
+        (campaign(replace(suite(store=(SAMPLE,)), workload=None)), "build"),
+    ],
+)
+def test_a_campaign_of_today_that_says_it_is_old_is_refused_and_loses_nothing(
+    tmp_path: Path, whole: Campaign, key: str
+) -> None:
+    folder = written(tmp_path, whole)
+    file = folder / record.FILE_NAME
+    text = file.read_text()
+    older = text.replace('"schema": 2', '"schema": 1')
+    if key == "build":  # what stands before it in a file of 0.1
+        older = older.replace('"workload": null,', "")
+    file.write_text(older)
+    with pytest.raises(FileError, match=f"a campaign file says it is of an older version, but has the key '{key}'"):
+        record.read(folder)
+    file.write_text(text.replace('"schema": 2', '"schema": true'))
+    with pytest.raises(FileError, match="schema: Input should be 2"):
+        record.read(folder)
+
+
+@pytest.mark.parametrize("key", ["build", "start_s"])
+def test_a_baseline_of_today_that_says_it_is_old_is_refused_and_loses_nothing(tmp_path: Path, key: str) -> None:
+    path = Store(tmp_path).promote("emulated", "sim", "baseline", (SAMPLE,), add=False)
+    text = path.read_text().replace("sglang-perf baseline 2", "sglang-perf baseline 1")
+    older = re.sub(r'"schema": 2', '"schema": 1', text)
+    if key == "start_s":
+        older, count = re.subn(r'"build": (null|\{[^}]*\}), ', "", older)
+        assert count == 1
+    path.write_text(older)
+    with pytest.raises(FileError, match=f"a baseline file says it is of an older version, but has the key '{key}'"):
+        Store(tmp_path).read("emulated", "sim", "baseline")
+    path.write_text(text.replace('"schema": 2', '"schema": true'))
+    with pytest.raises(FileError, match="not a baseline file"):
+        Store(tmp_path).read("emulated", "sim", "baseline")
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", "[" * 100_000, '{"kind": "sglang-perf campaign"}', "\x00", '"x"'])

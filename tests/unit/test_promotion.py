@@ -16,6 +16,7 @@ from perf.rig import Gpu, Rig
 from perf.sample import Build, StoredCase, throughputs
 from perf.verdict import judge
 from tests.unit.simulated import RIG, SimulatedRig, campaign, failed, launch, measured, relation, stored, suite
+from tests.unit.test_long_life import disk_of
 
 
 @pytest.fixture
@@ -273,3 +274,26 @@ def test_a_damaged_file_stops_a_promotion_before_anything_is_written(store: Stor
     with pytest.raises(FileError, match=r"eagle3.json: not a baseline file"):
         run(campaign(two_levels()), store)
     assert [path.name for path in store.folder.rglob("*.json")] == ["eagle3.json"]
+
+
+def test_a_promotion_that_stops_half_way_says_which_cases_were_promoted_and_which_were_not(store: Store) -> None:
+    """The disk fills up at the second file, which is the larger one."""
+    state = suite(
+        levels=(1, 8),
+        variants=("baseline", "eagle3"),
+        launches=(
+            launch(measured(100.0), failed(8)),
+            launch(measured(50.0), measured(90.0, level=8), variant="eagle3"),
+        ),
+    )
+    elsewhere = Store(store.folder.with_name("elsewhere"))
+    run(campaign(state), elsewhere)
+    room = elsewhere.path(RIG.id, "sim", "baseline").stat().st_size + 100
+    with disk_of(room), pytest.raises(PromotionError) as caught:
+        run(campaign(state), store)
+    assert str(caught.value) == (
+        f"{store.path(RIG.id, 'sim', 'eagle3')}: cannot be written: File too large; promoted before that: "
+        "sim/baseline/c001; not promoted: sim/eagle3/c001, sim/eagle3/c008"
+    )
+    assert (len(read(store)), read(store, "eagle3")) == (1, ())
+    assert (store.folder / RIG.id / "rig.json").is_file()

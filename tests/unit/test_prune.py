@@ -13,7 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
+from perf import prune as pruning
 from perf import record
 from perf.__main__ import main
 from perf.baseline import Store
@@ -313,6 +315,59 @@ def test_two_prunes_at_once_remove_everything_once(place: Path) -> None:
     assert [worker.returncode for worker in workers] == [0, 0]
     assert sum(counts) == 29
     assert there(place) == ["20260330-000000"]
+
+
+def test_a_promotion_that_lands_while_a_prune_waits_saves_its_campaign(place: Path) -> None:
+    measure(place, *NAMES)
+    case = stored(100.0)
+    promotion = replace(case.promotion, campaign=NAMES[0])
+    Store(place / "elsewhere").promote(RIG.id, "sim", "baseline", (replace(case, promotions=(promotion,)),), add=False)
+    promoting = FileLock(place / "baselines" / ".lock")
+    with (
+        promoting,
+        subprocess.Popen(
+            [sys.executable, "-c", PRUNING, place / "campaigns"],
+            cwd=place,
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as worker,
+    ):
+        assert worker.stdin is not None
+        worker.stdin.write("go\n")
+        worker.stdin.flush()
+        with pytest.raises(subprocess.TimeoutExpired):
+            worker.wait(timeout=2)
+        assert there(place) == list(NAMES)
+        (place / "elsewhere" / RIG.id).rename(place / "baselines" / RIG.id)
+        promoting.release()
+        out, _ = worker.communicate(timeout=60)
+    assert (worker.returncode, out) == (0, "ready\n5\n")
+    assert there(place) == [NAMES[0], NAMES[-1]]
+
+
+def test_a_prune_does_not_wait_for_ever_for_a_promotion(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measure(place, *NAMES[:2])
+    monkeypatch.setattr(pruning, "LOCK_TIMEOUT_S", 0.1)
+    lock = place / "baselines" / ".lock"
+    with FileLock(lock), pytest.raises(FileError) as caught:
+        pruned(place, keep=1)
+    assert str(caught.value).startswith(f"{lock}: another prune or a promotion has held it for ")
+    assert there(place) == list(NAMES[:2])
+
+
+def test_beside_a_store_that_cannot_be_written_old_campaigns_go_all_the_same() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder)
+        (place / "baselines").mkdir()
+        measure(place, *NAMES[:2])
+        for each in (place, *(place / "campaigns").rglob("*"), place / "campaigns"):
+            each.chmod(0o777)
+        (place / "baselines").chmod(0o555)
+        with without_root():
+            assert gone(pruned(place, keep=1)) == [(NAMES[0], "complete")]
+        assert list((place / "baselines").iterdir()) == []
 
 
 def test_a_campaign_that_cannot_be_removed_is_named_and_the_others_go() -> None:

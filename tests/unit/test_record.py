@@ -1,15 +1,19 @@
 """The campaign file: everything of a session, and what is not whole or not ours is never used."""
 
+import json
 import multiprocessing
+import os
 import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from perf import record
-from perf.files import FileError
+from perf.files import FileError, to_json
 from perf.record import ID, Campaign, SuiteRecord
 from perf.rig import Gpu, Rig
 from perf.sample import StoredCase
@@ -29,7 +33,7 @@ def full() -> SuiteRecord:
             relations=(relation("baseline", "eagle3"), relation("eagle3", "baseline", at_least=1.5, level=1)),
             launches=(
                 launch(measured(1 / 3, acceptance=2.1), failed(8), env={"NCCL_PROTO": "LL"}),
-                launch(measured(0.1 + 0.2), measured(8.0, level=8), variant="eagle3", ordinal=2),
+                launch(measured(0.1 + 0.2), measured(8.0, level=8), variant="eagle3"),
             ),
         ),
         power_limits_w=(600.0, None),
@@ -49,6 +53,23 @@ def test_a_campaign_is_read_back_as_it_was(tmp_path: Path) -> None:
 def test_a_campaign_that_was_read_back_has_the_same_verdicts(tmp_path: Path) -> None:
     whole = campaign(full())
     assert judge(record.read(written(tmp_path, whole)).suites[0]) == judge(whole.suites[0])
+
+
+def test_a_campaign_with_bytes_that_are_no_text_is_read_as_their_escapes(tmp_path: Path) -> None:
+    def holding(text: str) -> Campaign:
+        one = replace(launch(), command=(text, "{port}"), env=(("HOME", text),), python=text)
+        return campaign(replace(suite(launches=(one,)), source=text))
+
+    raw = os.fsdecode(b"/srv/caf\xe9\xff/") + "\U0001f600 \\ud800 \\\\udc80 é"
+    shown = "/srv/caf\\udce9\\udcff/\U0001f600 \\ud800 \\\\udc80 é"
+    assert record.read(written(tmp_path, holding(raw))) == holding(shown)
+
+
+@given(st.lists(st.sampled_from(("\\", "u", "dc80", '"', "é", "\U0001f600", "\ud83d", "\udcff"))).map("".join))
+def test_whatever_text_is_stored_it_is_read_and_text_that_is_whole_is_read_as_it_was(text: str) -> None:
+    again = json.loads(to_json(text))
+    again.encode()
+    assert again == text or re.search("[\ud800-\udfff]", text)
 
 
 def test_a_campaign_under_another_name_is_refused(tmp_path: Path) -> None:
@@ -220,6 +241,10 @@ def with_stored(case: StoredCase) -> SuiteRecord:
             replace(suite(relations=(relation("a", "b"),)), cases=(), family=1),
             "a relation between cases that are not in it",
         ),
+        (suite(launches=(launch(measured(1.0, level=2)),)), "a measurement of a case that is not in it"),
+        (suite(launches=(launch(measured(1.0), variant="other"),)), "a measurement of a case that is not in it"),
+        (suite(launches=(launch(ordinal=2),)), "the number of launch baseline-2"),
+        (suite(launches=(launch(ordinal=2), launch())), "the number of launch baseline-2"),
         (with_stored(replace(STORE, launches=())), "a stored baseline without positive numbers"),
         (with_stored(replace(STORE, promotions=())), "a stored baseline without positive numbers"),
         (
@@ -230,6 +255,21 @@ def with_stored(case: StoredCase) -> SuiteRecord:
 )
 def test_a_suite_that_cannot_be_judged_is_refused(tmp_path: Path, hostile: SuiteRecord, problem: str) -> None:
     assert problem in refused(tmp_path, campaign(hostile))
+
+
+@pytest.mark.parametrize("time", ["", "<b>", "2026-02-01", "2026-02-01T02:00:00+00:00\n", "2026-02-01 02:00:00+00:00"])
+def test_a_time_that_is_not_as_the_suite_writes_it_is_refused(tmp_path: Path, time: str) -> None:
+    for hostile in (
+        replace(campaign(), started_at=time),
+        replace(campaign(), finished_at=time),
+        campaign(suite(launches=(replace(launch(), started_at=time),))),
+    ):
+        assert f"the time {time!r}: not as the suite writes it" in refused(tmp_path, hostile)
+
+
+def test_the_time_is_written_as_it_is_read(tmp_path: Path) -> None:
+    whole = replace(campaign(), started_at=record.now_utc(), finished_at=record.now_utc())
+    assert record.read(written(tmp_path, whole)) == whole
 
 
 def test_a_campaign_that_is_complete_but_never_finished_is_refused(tmp_path: Path) -> None:

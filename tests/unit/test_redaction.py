@@ -24,6 +24,14 @@ HARMLESS = (
     '--json-model-override-args={"num_tokens": "many", "key": 1}',
     *("--json-model-override-args", '{"rope_scaling": {"rope_type": "yarn"}}', "--load-format", "[not JSON"),
     *("--auth-type", "basic-or-digest", "--note", "basic implementation, bearer bonds", "--pwd", "/srv/models"),
+    *("--hook", "https://host/keys/api-token?rev=main1&max_tokens=2048&tokenizer=auto-mode#top-of-page"),
+    *(
+        "--dsn",
+        "Server=host;Database=tokens;Keyspace=mine1",
+        "--opts=--tokenizer-path tiny-model --max-total-tokens 32768",
+    ),
+    *("--java", "-Dtokenizer=fast1 -Dmonkey=banana", "--wide", "a\u00a0word", "--headers", "Accept: json\nHost: host1"),
+    *("--say", "don't --ssl-keyfile /etc/ssl/server.key", "--headers=X-Request-Id=12345"),
     *("--dist-init-addr", "host:20000", "--lora-paths", "adapter: /models/adapter", "--bypass", "cache-of-tokens"),
 )
 
@@ -69,6 +77,19 @@ def test_options_that_only_sound_like_secrets_are_left_alone() -> None:
         ("serve", "--say", "Bearer hunter22"),
         ("serve", "--config", '{"remote": [{"api_key": "hunter22", "port": 1}]}'),
         ("serve", '--config={"api_keys": ["hunter22"]}'),
+        ("serve", '--config={"hook": "https://host/cb?token=hunter22"}'),
+        ("serve", "--hook", "https://host/cb?token=hunter22"),
+        ("serve", "--hook=https://host/cb?a=1&api_key=hunter22&b=2"),
+        ("serve", "https://host/cb#access_token=hunter22"),
+        ("serve", "--opts=--api-key hunter22"),
+        ("serve", "--opts", "a=b --api-key hunter22 --tp 2"),
+        ("serve", "--opts", "don't --api-key hunter22"),
+        ("serve", "--java=-Dtoken=hunter22"),
+        ("serve", "--dsn", "Server=host;Password=hunter22;Database=mine"),
+        ("serve", "--dsn=Uid=me;Pwd=hunter22;"),
+        ("serve", "--dsn", "Server=host;Password='hunter22 and more'"),
+        ("serve", "--headers=X-Api-Key=hunter22"),
+        ("serve", "--headers", "Accept: json\nX-Api-Key: hunter22\nHost: host"),
     ],
 )
 def test_a_secret_in_a_command_is_found_and_not_shown(command: tuple[str, ...]) -> None:
@@ -146,6 +167,42 @@ def test_an_environment_that_opens_doors_is_not_shown(name: str, value: str) -> 
     secrets = Secrets.collect((), {name: value}, None)
     assert "hunter22" not in str(secrets.redact_env({name: value}))
     assert "hunter22" not in secrets.redact(f"got {value!r}")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "shown"),
+    [
+        ("HOOK", "https://host/cb?token=sk-1&rev=main", f"https://host/cb?token={MARK}&rev=main"),
+        ("HOOK", "https://host/cb?a=1&api_key=x#top", f"https://host/cb?a=1&api_key={MARK}#top"),
+        ("HOOK", "https://host/cb?max_tokens=2048&tokenizer=auto", None),
+        ("EXTRA_ARGS", "--api-key sk-1 --tp 2", f"--api-key {MARK} --tp 2"),
+        ("EXTRA_ARGS", "--tokenizer-path tiny --max-total-tokens 32768 --ssl-keyfile a.key", None),
+        ("JAVA_OPTS", "-Dtoken=x -Xmx1g", f"-Dtoken={MARK} -Xmx1g"),
+        ("JAVA_OPTS", "-Dtokenizer=x", None),
+        ("DSN", "Server=host;Password=x;Database=mine", f"Server=host;Password={MARK};Database=mine"),
+        ("DSN", "Server=host;Keyspace=mine", None),
+        ("HTTP_HEADERS", "X-Api-Key=x", f"X-Api-Key={MARK}"),
+        ("HTTP_HEADERS", "X-Request-Id=x", None),
+        ("HTTP_HEADERS", "Accept: json\nX-Api-Key: x\nHost: host", f"Accept: json\nX-Api-Key: {MARK}\nHost: host"),
+        ("HTTP_HEADERS", "Accept: json\nX-Keyboard: x", None),
+        *((name, "x", MARK) for name in ("SSHKEY", "MYTOKEN", "OPENAIKEY", "SSHKEYS", "APITOKENS", "API_TOKENS")),
+        *((name, "x", MARK) for name in ("MYSECRET", "DBPASSWORD", "MYTOKEN2", "sshkey", "--mytoken")),
+        *((name, "x", None) for name in ("MONKEY", "TURKEYS", "KEYBOARD", "TOKENIZERS_PARALLELISM", "SSL_KEYFILE")),
+        *((name, "1234567890", None) for name in ("MAX_TOKENS", "NUM_TOKENS", "SGLANG_TOTAL_TOKENS", "MAXTOKENS")),
+        ("PROMPT_TOKENS", "128, 1024, 32k", None),
+    ],
+)
+def test_inside_a_variable_only_the_secret_is_hidden_however_short(name: str, value: str, shown: str | None) -> None:
+    secrets = Secrets.collect((), {name: value}, None)
+    assert dict(secrets.redact_env({name: value}))[name] == (value if shown is None else shown)
+    assert shown is not None or secrets.values == ()
+
+
+def test_what_a_value_names_is_hidden_in_the_log_by_itself() -> None:
+    command = ("bash", "-c", "serve --api-key first-key; wait", "--hook", "https://host?token=second%2Bkey&a=1")
+    secrets = Secrets.collect(command, {"DSN": "Server=h;AccountKey=third==;"}, None, ("http://host/?key=fourth",))
+    log = "keys first-key second%2Bkey second+key third== fourth"
+    assert secrets.redact(log) == f"keys {MARK} {MARK} {MARK} {MARK} {MARK}"
 
 
 def test_what_follows_the_scheme_is_a_secret_of_its_own() -> None:
