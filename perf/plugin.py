@@ -290,7 +290,8 @@ def _refuse_as_carrier(config: pytest.Config) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise pytest.UsageError(f"--benchmark-json={path}: cannot be written: {error.strerror}") from error
-        if (path.exists() and not path.is_file()) or not os.access(path.parent, os.W_OK):
+        # A FIFO would be waited for when the measurement is over.
+        if path.is_dir() or path.is_fifo() or not os.access(path.parent, os.W_OK):
             raise pytest.UsageError(f"--benchmark-json={path}: cannot be written: name a file that may be written")
 
 
@@ -402,8 +403,8 @@ def _append_summary(text: str, show: Show) -> None:
     if not path:
         return
     try:
-        if os.path.exists(path) and not os.path.isfile(path):
-            raise OSError(errno.EINVAL, "Not a regular file")  # a FIFO would be waited for
+        if Path(path).is_fifo():
+            raise OSError(errno.EINVAL, "Not a file")  # it would be waited for
         with open(path, "a", encoding="utf-8", errors="backslashreplace") as file:
             file.write(text)
     except OSError as error:
