@@ -317,6 +317,13 @@ def test_a_worker_of_another_runs_xdist_is_refused(short: Desk) -> None:
     assert "which carries the numbers of these cases, is off" in refused.error
 
 
+def test_a_fifo_in_the_place_of_the_json_file_is_not_waited_for(short: Desk) -> None:
+    os.mkfifo(fifo := short.folder / "fifo.json")
+    refused = short.measure(quick(short), f"--benchmark-json={fifo}")
+    assert refused.code == USAGE, refused.screen
+    assert "fifo.json: cannot be written: name a file" in refused.error
+
+
 @pytest.mark.parametrize("option", ["--benchmark-json=/dev/full", "--benchmark-autosave"])
 def test_a_file_that_cannot_be_written_at_the_end_is_not_green_and_costs_no_campaign(short: Desk, option: str) -> None:
     ran = short.measure(quick(short), option, "--benchmark-storage=/dev/null/folder")
