@@ -162,6 +162,7 @@ class Client:
         self.limits = limits or Limits()
         self._connections = connections
         self._runner = asyncio.Runner()
+        self._runner.get_loop().set_exception_handler(_told)
         self._openai: openai.AsyncOpenAI | None = None
 
     def __enter__(self) -> Self:
@@ -374,6 +375,12 @@ class Client:
                     ),
                 )
         return self._openai
+
+
+def _told(loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
+    """Of a task that an interrupt ended nothing is to be told: the interrupt itself is on its way."""
+    if not isinstance(context.get("exception"), KeyboardInterrupt):
+        loop.default_exception_handler(context)
 
 
 @contextmanager
