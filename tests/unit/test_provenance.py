@@ -135,6 +135,15 @@ def test_a_diff_program_of_the_users_does_not_hide_a_change(environment: Environ
     assert len(seen) == 2
 
 
+def test_the_repository_of_a_hook_that_this_runs_in_is_not_asked(
+    environment: Environment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment.install("sglang", "0.5.23", editable=True)
+    commit = git(environment.checkout, "rev-parse", "HEAD")
+    monkeypatch.setenv("GIT_DIR", str(environment.folder / "elsewhere.git"))
+    assert environment.build().commit == commit
+
+
 @pytest.mark.parametrize("python", ["/nowhere/bin/python", "false", "true", "ls"])
 def test_what_is_no_interpreter_has_no_build(tmp_path: Path, python: str) -> None:
     assert build_of(python, tmp_path, dict(os.environ)) is None
