@@ -1,12 +1,16 @@
 """Rounds small enough to be reckoned by hand. Many are inputs that misled other tools; the source stands with each."""
 
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
+from types import FrameType
+from typing import Self
 
 import pytest
 from pydantic import TypeAdapter
 
+from benchmarks import metrics_at_scale
 from perf.metrics import HIGHER_IS_BETTER, STEADY_PERCENT, Distribution, RoundSummary, summarize, windowed_tokens
 from perf.trace import Failure, FailureName, RequestTrace, Round
 
@@ -316,7 +320,8 @@ def test_a_window_over_a_stream_without_counts_is_an_error_and_not_zero() -> Non
         (request([], [], usage=3), "no text of it arrived"),
         (request([1.0], [3], sent_s=1.0), "last token came at 1.0 s, not after it was sent at 1.0 s"),
         (request([1.0], [3], sent_s=2.0), "last token came at 1.0 s, not after it was sent at 2.0 s"),
-        (request([1.0, 2.0], [3]), "1 chunk counts"),
+        (request([1.0, 2.0], [3]), r"1 chunk counts \(sum 3, least 3\) are not those of 3 tokens in 2 chunks"),
+        (request([1.0], [], usage=3), r"0 chunk counts \(sum 0, least 0\)"),
         (request([1.0, 2.0], [3, 4], usage=8), "sum 7"),
         (request([1.0, 2.0], [9, -1]), "least -1"),
     ],
@@ -328,6 +333,67 @@ def test_a_good_request_that_contradicts_itself_is_named_with_what_was_seen(
         summarize(a_round(request([1.0], [1]), contradiction))
     assert str(caught.value).startswith("request 7 counts as good, but ")
     assert str(caught.value).endswith("must name a failure instead")
+
+
+# Long rounds
+
+
+class PythonSteps:
+    """A tracer that counts the instructions of Python, those of numpy's own Python among them."""
+
+    seen = 0
+
+    def __call__(self, frame: FrameType, event: str, _argument: object) -> Self:
+        frame.f_trace_opcodes = True
+        self.seen += event == "opcode"
+        return self
+
+
+def python_steps(measured: Round) -> int:
+    steps, before = PythonSteps(), sys.gettrace()
+    sys.settrace(steps)
+    try:
+        assert summarize(measured) is not None
+    finally:
+        sys.settrace(before)
+    return steps.seen
+
+
+@pytest.mark.parametrize("per_chunk", [1, 3])
+def test_a_round_of_longer_requests_takes_no_more_steps_of_python(per_chunk: int) -> None:
+    """What is done for each chunk is done in arrays."""
+
+    def steps(chunks: int) -> int:
+        times_s = [1.0 + n / 64 for n in range(chunks)]
+        return python_steps(a_round(*(request(times_s, [1, *[per_chunk] * (chunks - 1)]) for _ in range(3)), level=3))
+
+    assert steps(1000) == steps(10) > 0
+
+
+@pytest.mark.parametrize("shape", metrics_at_scale.SHAPES, ids=lambda shape: shape.name)
+def test_summarising_a_long_round_takes_a_small_multiple_of_the_memory_of_its_times_and_counts(
+    shape: metrics_at_scale.Shape,
+) -> None:
+    assert 0 < metrics_at_scale.peak_over_input(shape.round_of(100_000)) < 4
+
+
+def test_the_benchmark_at_scale_shows_each_kind_of_round_at_three_sizes(capsys: pytest.CaptureFixture[str]) -> None:
+    metrics_at_scale.main(["--largest", "10000"])
+    heading, _, *lines = capsys.readouterr().out.splitlines()
+    assert " ".join(heading.split()) == "round requests times tokens CPU s ns/time growth / n log n memory / input"
+    assert len(lines) == 3 * len(metrics_at_scale.SHAPES)
+    for shape in metrics_at_scale.SHAPES:
+        rows = [line[len(shape.name) :].split() for line in lines if line.startswith(f"{shape.name}  ")]
+        assert [row[5] == "-" for row in rows] == [True, False, False], shape.name
+        times, tokens = int(rows[-1][1].replace(",", "")), int(rows[-1][2].replace(",", ""))
+        assert times == pytest.approx(10_000, rel=0.05)
+        assert tokens == (pytest.approx(3 * times, rel=0.05) if shape.packed else times)
+
+
+def test_the_benchmark_at_scale_refuses_a_size_at_which_nothing_is_seen(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        metrics_at_scale.main(["--largest", "999"])
+    assert "--largest is 999; growth is seen from 1,000 token times on" in capsys.readouterr().err
 
 
 # What is judged, stored and documented

@@ -3,6 +3,7 @@
 Times are whole ticks of a drawn unit, so that equal times (an end and a start, two chunks of one read) are common.
 """
 
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from itertools import pairwise
@@ -192,6 +193,29 @@ def test_a_request_that_never_finished_leaves_no_number(measured: Round, missing
 def test_the_order_of_the_requests_changes_nothing(measured: Round, data: st.DataObject) -> None:
     shuffled = replace(measured, requests=tuple(data.draw(st.permutations(measured.requests))))
     assert numbers(shuffled, 9) == numbers(measured, 9)
+
+
+def in_arrays(measured: Round) -> Round:
+    """As the client leaves it."""
+    return replace(
+        measured,
+        requests=tuple(
+            replace(
+                request,
+                chunk_times_s=array("d", request.chunk_times_s),
+                chunk_tokens=None if request.chunk_tokens is None else array("q", request.chunk_tokens),
+            )
+            for request in measured.requests
+        ),
+    )
+
+
+@given(rounds)
+@unhurried
+def test_arrays_have_the_numbers_of_tuples_and_are_left_as_they_were(measured: Round) -> None:
+    arrays = in_arrays(measured)
+    assert numbers(arrays, 9) == numbers(measured, 9)
+    assert arrays == in_arrays(measured)
 
 
 @given(
