@@ -1,45 +1,46 @@
 """Closed-loop load through `AsyncOpenAI`: the only clock that is measured.
 
-While a round runs, a read is stamped and kept and nothing else is done; events are found and decoded after the round.
-The openai client is made for users: retries are off, limits are explicit, and nothing of the developer's own
-environment (OPENAI_* variables, proxies) reaches the server.
+The openai package builds every request and judges every status; the requests are built before the clock starts, and
+within the window the transport writes and reads (see there). The package is made for users: retries are off, limits
+are explicit, and nothing of the developer's own environment (OPENAI_* variables, proxies) reaches the server.
 """
 
 import asyncio
 import os
+import random
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from array import array
+from collections import deque
+from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager, suppress
-from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Self
 
-import aiohttp
 import httpx2
+import numpy as np
 import openai
 from openai.types.chat import ChatCompletionMessageParam
 
-from perf.stream import read_answer, refusal
-from perf.trace import MAX_DETAIL, Failure, FailureName, RequestTrace, Round
+from perf.health import Watch
+from perf.trace import FailureName, RequestTrace, Round
+from perf.transport import EXCHANGE, Connection, Exchange, Transport
 from perf.workload import Endpoint, PlannedRequest, RoundPlan
 
-#: How often a running round is looked at: is the server alive, and what may be shown.
+#: How often a running round is looked at: is the server alive, is a stream silent, and what may be shown.
 WATCH_INTERVAL_S = 0.25
-
 
 #: A connection idle for longer is not used again: uvicorn closes its own after 5 s, and a request that meets the
 #: closing would fail.
 KEEPALIVE_S = 1.0
 
-#: The most bytes of an answer that are kept: so many, and so many more for each token asked for. An event of SGLang's
-#: with usage is 450 bytes a token; ten times that is another kind of answer, and many of them would fill the memory.
-ANSWER_BYTES = 64 * 1024
-ANSWER_BYTES_PER_TOKEN = 4 * 1024
-
-#: The body of an answer with another status than 200 is read for its message only: so much of it, for so long.
-REFUSAL_BYTES = 64 * 1024
+#: The body of an answer with another status than 200 is waited for so long: it is read for its message only.
 REFUSAL_S = 5.0
+
+#: Requests that are built before the clock starts: those of a round of any usual size, in some tens of megabytes. Of a
+#: longer one the rest is built as others end.
+BUILT_AHEAD = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,101 +70,89 @@ class Target:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """Where a running round stands. `chunks` counts events, which is enough to see that it lives."""
+    """Where a running round stands. `tokens` are those that the server has counted so far, 0 where it does not;
+    `failed` says that no further request will be sent."""
 
     finished: int
     planned: int
     chunks: int
+    tokens: int
     elapsed_s: float
-
-
-@dataclass(slots=True)
-class _Tally:
-    finished: int = 0
-    chunks: int = 0
     failed: bool = False
 
 
-@dataclass(slots=True)
-class _Departure:
-    """When a built request was handed to the transport; those of the first wave wait for each other before."""
-
-    wave: asyncio.Barrier | None
-    sent_s: float
-
-
-_DEPARTURE: ContextVar[_Departure] = ContextVar("departure")
-
-
-async def _depart(_: httpx2.Request) -> None:
-    """The HTTP client's hook between building a request and sending it.
-
-    Building 250 requests takes the openai package a few tenths of a second, and none is written before the last is
-    built: that is the client's time, not the server's, so the clock starts here.
-    """
-    departure = _DEPARTURE.get()
-    if departure.wave is not None:
-        await departure.wave.wait()
-    departure.sent_s = time.perf_counter()
-
-
-class _RefusedError(Exception):
-    """An answer with another status than 200; what it says."""
-
-    def __init__(self, status: int, body: bytes) -> None:
-        super().__init__(status)
-        self.status = status
-        self.body = body
-
-
-async def _refuse(response: httpx2.Response) -> None:
-    """The HTTP client's hook for the head of an answer. Only 200 is an answer.
-
-    The openai package would take any 2xx for one, and read the body of any other to its end, which may never come.
-    """
-    if response.status_code == httpx2.codes.OK:
-        return
-    body = b""
-    with suppress(TimeoutError, httpx2.HTTPError, aiohttp.ClientError):
-        async with asyncio.timeout(REFUSAL_S):
-            async for piece in response.aiter_raw():
-                body += piece[: REFUSAL_BYTES - len(body)]
-                if len(body) >= REFUSAL_BYTES:
-                    break
-    raise _RefusedError(response.status_code, body)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Exchange:
-    """What was seen of one request before anything was decoded. Times are of the process clock."""
+class Part:
+    """Which of the clients that share a level this one is: number `number` of `of`, with the streams whose number
+    leaves that remainder. `gate` returns when the window begins for all; `stopped` says that another one failed."""
 
-    request: PlannedRequest
-    sent_s: float
-    reads: tuple[tuple[float, bytes], ...]
-    ended_s: float
-    failure: Failure | None
-    ended_clean: bool
+    number: int = 0
+    of: int = 1
+    gate: Callable[[], None] = lambda: None
+    stopped: Callable[[], bool] = lambda: False
 
 
-class _Body(Protocol):
-    """The part of the openai package's streamed response that is used here."""
+#: No other client has a part in the level.
+WHOLE = Part()
+
+
+class _Pass:
+    """One pass over the requests of a round or of a warm-up: who is next, who is on the way, and is it over."""
+
+    def __init__(self, requests: tuple[PlannedRequest, ...], tokens: int, part: Part = WHOLE) -> None:
+        self.tokens = tokens
+        self.part = part
+        self.planned = len(requests)
+        self.unbuilt = deque(requests)
+        self.building = 0
+        self.ready: deque[Exchange] = deque()
+        self.asking: set[asyncio.Task[None]] = set()
+        self.idle: list[tuple[Connection, float]] = []  # waits for a request to be built; since when
+        self.to_come = 0  # connections that are being opened, or whose start is yet to come
+        self.flying: dict[Exchange, Connection] = {}
+        self.sent: list[Exchange] = []
+        self.events = self.counted = 0  # of those that have ended
+        self.turnaround_s = 0.0
+        self.failed = False
+        self.error: BaseException | None = None
+        self.changed = asyncio.Event()
 
     @property
-    def headers(self) -> httpx2.Headers: ...
+    def built_ahead(self) -> bool:
+        """Nothing is being built any more, or building failed."""
+        return self.building == 0 or self.error is not None
 
-    def iter_bytes(self) -> AsyncIterator[bytes]: ...
+    @property
+    def over(self) -> bool:
+        """Nothing is on the way, and nothing will be sent any more."""
+        if self.error is not None:
+            return True
+        left = self.to_come or self.unbuilt or self.building or self.ready
+        return not self.flying and (self.failed or not left)
+
+    def progress(self, elapsed_s: float) -> Progress:
+        return Progress(
+            finished=len(self.sent) - len(self.flying),
+            planned=self.planned,
+            chunks=self.events + sum(exchange.reader.events for exchange in self.flying),
+            tokens=self.counted + sum(exchange.reader.tokens for exchange in self.flying),
+            elapsed_s=elapsed_s,
+            failed=self.failed,
+        )
 
 
 class Client:
     """A client for one server, for the length of a launch; its connections are reused from round to round."""
 
-    def __init__(self, target: Target, *, connections: int, limits: Limits | None = None) -> None:
+    def __init__(self, target: Target, *, limits: Limits | None = None) -> None:
         self.target = target
         self.limits = limits or Limits()
-        self._connections = connections
         self._runner = asyncio.Runner()
-        self._runner.get_loop().set_exception_handler(_told)
-        self._openai: openai.AsyncOpenAI | None = None
+        self._loop = self._runner.get_loop()
+        self._loop.set_exception_handler(self._told)
+        self._pass = _Pass((), 0)
+        self._transport = Transport(target.base_url, connect_s=self.limits.connect_s)
+        self._openai = self._client()
 
     def __enter__(self) -> Self:
         return self
@@ -172,8 +161,7 @@ class Client:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            if self._openai is not None:
-                self._runner.run(self._openai.close())
+            self._runner.run(self._openai.close())
         finally:
             self._runner.close()
 
@@ -182,20 +170,28 @@ class Client:
         plan: RoundPlan,
         requested_tokens: int,
         *,
+        start_spread_s: float = 0.0,
+        part: Part = WHOLE,
         died: Callable[[], bool] = lambda: False,
         show: Callable[[Progress], None] = lambda _: None,
     ) -> Round:
         """Measure one round: `plan.level` requests in flight until all are done.
 
-        After a request was seen to fail no further one is sent: the round is not comparable any more. When `died` says
-        that the server is gone, what is in flight is given up at once.
+        The first request of every stream is sent at once, or spread over `start_spread_s` seconds. After a request was
+        seen to fail no further one is sent: the round is not comparable any more. When `died` says that the server is
+        gone, what is in flight is given up at once. Of a level that several clients share, `plan` has the requests of
+        this `part` alone.
         """
-        return self._runner.run(self._run(plan.level, plan.index, plan.measured, requested_tokens, died, show))
+        return self._runner.run(
+            self._run(plan.level, plan.index, plan.measured, requested_tokens, start_spread_s, part, died, show)
+        )
 
     def warm_up(self, plan: RoundPlan, requested_tokens: int, *, died: Callable[[], bool] = lambda: False) -> Round:
         """Ask the warm-up requests of a round; where one fails, the server is not warm: the caller has to judge."""
         level = max(1, min(plan.level, len(plan.warmup)))
-        return self._runner.run(self._run(level, plan.index, plan.warmup, requested_tokens, died, lambda _: None))
+        return self._runner.run(
+            self._run(level, plan.index, plan.warmup, requested_tokens, 0.0, WHOLE, died, lambda _: None)
+        )
 
     async def _run(
         self,
@@ -203,131 +199,205 @@ class Client:
         index: int,
         requests: tuple[PlannedRequest, ...],
         tokens: int,
+        spread_s: float,
+        part: Part,
         died: Callable[[], bool],
         show: Callable[[Progress], None],
     ) -> Round:
-        client = self._client()
-        tally = _Tally()
-        queue = iter(requests)
-        began = time.perf_counter()
-
-        count = min(level, len(requests))
-        wave = asyncio.Barrier(max(1, count))
-
-        async def stream() -> list[_Exchange]:
-            done: list[_Exchange] = []
-            for request in queue:
-                departure = _Departure(None if done else wave, time.perf_counter())
-                done.append(await self._ask(client, request, tokens, tally, departure))
-                tally.finished += 1
-                if tally.failed:
-                    break
-            return done
-
-        streams = [asyncio.create_task(stream()) for _ in range(count)]
-        pending = set(streams)
-        while pending:
-            _, pending = await asyncio.wait(pending, timeout=WATCH_INTERVAL_S)
-            show(
-                Progress(
-                    finished=tally.finished,
-                    planned=len(requests),
-                    chunks=tally.chunks,
-                    elapsed_s=time.perf_counter() - began,
-                )
+        made = self._pass = _Pass(requests, tokens, part)
+        try:
+            for _ in range(min(BUILT_AHEAD, len(requests))):
+                self._build(made)
+            while not made.built_ahead:
+                await made.changed.wait()
+                made.changed.clear()
+            made.ready = deque(sorted(made.ready, key=lambda exchange: exchange.request.index))
+            connections = await self._connect(made, min(len(range(part.number, level, part.of)), len(requests)))
+            part.gate()
+            self._transport.read()  # what the server closed while the others were waited for is not sent on
+            made.failed = made.failed or part.stopped()
+            del self._transport.lags[:]
+            watch, began_s = Watch(), time.perf_counter()
+            self._start(made, connections, spread_s, seed=f"{level}/{index}")
+            while not made.over:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(WATCH_INTERVAL_S):
+                        await made.changed.wait()
+                made.changed.clear()
+                show(made.progress(time.perf_counter() - began_s))
+                self._look(made, died)
+            health = watch.health(
+                self._transport.lags,
+                turnaround_s=made.turnaround_s,
+                answering_s=sum(exchange.ended_s - exchange.sent_s for exchange in made.sent),
             )
-            if pending and died():
-                tally.failed = True
-                for task in pending:
-                    task.cancel()
-        exchanges = [exchange for task in streams for exchange in task.result()]
-        zero = min((exchange.sent_s for exchange in exchanges), default=0.0)
-        traces = sorted((_decode(exchange, tokens, zero) for exchange in exchanges), key=lambda trace: trace.index)
+            if made.error is not None:
+                raise made.error
+        finally:
+            for task in made.asking:
+                task.cancel()
+            await asyncio.gather(*made.asking, return_exceptions=True)
+        zero = min((exchange.sent_s for exchange in made.sent), default=0.0)
+        traces = sorted((_trace(exchange, zero) for exchange in made.sent), key=lambda trace: trace.index)
         return Round(
             level=level,
             index=index,
             planned_requests=len(requests),
             requested_tokens=tokens,
             requests=tuple(traces),
+            zero_s=zero,
+            client=health,
         )
 
-    async def _ask(
-        self,
-        client: openai.AsyncOpenAI,
-        request: PlannedRequest,
-        tokens: int,
-        tally: _Tally,
-        departure: _Departure,
-    ) -> _Exchange:
-        reads: list[tuple[float, bytes]] = []
-        failure: Failure | None = None
-        ended_clean = False
-        clock = time.perf_counter
-        loop = asyncio.get_running_loop()
-        _DEPARTURE.set(departure)
-        deadline = loop.time() + self.limits.request_s
-        begun, size, most = 0, 0, ANSWER_BYTES + ANSWER_BYTES_PER_TOKEN * tokens
+    # Before the window: requests are built, connections opened.
+
+    def _build(self, made: _Pass) -> None:
+        made.building += 1
+        exchange = Exchange(made.unbuilt.popleft(), made.tokens, partial(self._parked, made))
+        task = self._loop.create_task(self._ask(exchange, made.tokens))
+        made.asking.add(task)
+        task.add_done_callback(partial(self._asked, made))
+
+    async def _ask(self, exchange: Exchange, tokens: int) -> None:
+        EXCHANGE.set(exchange)
+        with suppress(openai.APIError):  # what came back stands in the exchange
+            async with self._open(exchange.request, tokens):
+                pass
+        if not exchange.done.done():
+            raise RuntimeError("the openai package did not hand its request to the transport; see its version")
+
+    def _asked(self, made: _Pass, task: asyncio.Task[None]) -> None:
+        made.asking.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            made.error = error
+            made.changed.set()
+
+    def _parked(self, made: _Pass, exchange: Exchange) -> None:
+        made.building -= 1
+        made.ready.append(exchange)
+        if made.idle:
+            self._next(made, *made.idle.pop())
+        elif made.building == 0:
+            made.changed.set()
+
+    async def _connect(self, made: _Pass, count: int) -> list[Connection]:
         try:
-            async with asyncio.timeout_at(min(deadline, loop.time() + self.limits.first_token_s)) as limit:
-                async with self._open(client, request, tokens) as response:
-                    if problem := _unreadable(response.headers):
-                        failure = Failure(name=FailureName.MALFORMED, detail=problem)
-                    else:
-                        async for piece in response.iter_bytes():
-                            reads.append((clock(), piece))
-                            size += len(piece)
-                            if size > most:
-                                detail = f"more than {most:,} bytes for {tokens:,} tokens"
-                                failure = Failure(name=FailureName.MALFORMED, detail=detail)
-                                break
-                            if count := piece.count(b"data:"):
-                                tally.chunks += count
-                                begun += count
-                                if begun > 1:  # behind the role-only chunk
-                                    limit.reschedule(min(deadline, loop.time() + self.limits.between_tokens_s))
-                        ended_clean = True
-        except TimeoutError:
-            waited = clock() - (reads[-1][0] if reads else departure.sent_s)
-            failure = (
-                Failure(name=FailureName.STALLED, detail=f"silent for {waited:.1f} s after {begun} events")
-                if begun > 1 and loop.time() < deadline
-                else Failure(name=FailureName.TIMEOUT, detail=f"no answer within {clock() - departure.sent_s:.1f} s")
-            )
-        except _RefusedError as error:
-            failure = Failure(name=FailureName.HTTP_ERROR, status=error.status, detail=refusal(error.body))
-        except openai.APIConnectionError as error:
-            failure = _unconnected(error)
-        except httpx2.HTTPError as error:
-            # The headers are there, the body broke: what arrived is decoded, an error object in it goes before.
-            if not reads:
-                failure = Failure(name=FailureName.TRUNCATED, detail=f"the body broke before its first byte: {error}")
-        except aiohttp.ClientResponseError as error:  # what it cannot read as HTTP the transport passes on as it is
-            failure = Failure(name=FailureName.MALFORMED, detail=f"no HTTP answer: {error.message}"[:MAX_DETAIL])
-        except asyncio.CancelledError:
-            if not tally.failed:
-                raise
-            failure = Failure(name=FailureName.CONNECTION, detail="the server exited while this request was in flight")
-        exchange = _Exchange(
-            request=request,
-            sent_s=departure.sent_s,
-            reads=tuple(reads),
-            ended_s=clock(),
-            failure=failure,
-            ended_clean=ended_clean,
-        )
-        if failure is not None or not ended_clean:
-            tally.failed = True
-        return exchange
+            connections = await self._transport.connections(count, idle_s=KEEPALIVE_S)
+        except OSError as error:
+            self._unreachable(made, error)
+            return []
+        for connection in connections:
+            connection.ended = partial(self._ended, made)
+        return connections
 
-    def _open(
-        self, client: openai.AsyncOpenAI, request: PlannedRequest, tokens: int
-    ) -> AbstractAsyncContextManager[_Body]:
+    def _unreachable(self, made: _Pass, error: OSError) -> None:
+        """There is no connection for the next request: it has failed."""
+        exchange = made.ready.popleft()
+        exchange.sent_s = time.perf_counter()
+        name = FailureName.TIMEOUT if isinstance(error, TimeoutError) else FailureName.CONNECTION
+        exchange.fail(name, f"no connection: {type(error).__name__}: {error}")
+        made.sent.append(exchange)
+        made.failed = True
+        exchange.end(exchange.sent_s, clean=False)
+
+    # Within the window: every end of an answer sends the next request, from within the read that ended it.
+
+    def _start(self, made: _Pass, connections: list[Connection], spread_s: float, seed: str) -> None:
+        """The first wave: at once, or at random moments of the spread: those of a stream, in every launch and part."""
+        chosen, part = random.Random(seed), made.part
+        delays = [chosen.uniform(0.0, spread_s) for _ in range(part.number + part.of * len(connections))]
+        made.to_come += len(connections)
+        for delay_s, connection in zip(delays[part.number :: part.of], connections, strict=True):
+            if spread_s:
+                self._loop.call_later(delay_s, self._come, made, connection)
+            else:
+                self._come(made, connection)
+
+    def _come(self, made: _Pass, connection: Connection, free_s: float | None = None) -> None:
+        made.to_come -= 1
+        self._next(made, connection, free_s)
+
+    def _ended(self, made: _Pass, connection: Connection, exchange: Exchange) -> None:
+        del made.flying[exchange]
+        made.events += exchange.reader.events
+        made.counted += exchange.reader.tokens
+        if exchange.failure is not None:
+            made.failed = True
+            made.changed.set()  # to be told at once
+        made.failed = made.failed or made.part.stopped()
+        if made.unbuilt and not made.failed:
+            self._build(made)
+        self._next(made, connection, exchange.ended_s)
+
+    def _next(self, made: _Pass, connection: Connection, free_s: float | None) -> None:
+        """The connection, or one in its place, takes the next request. `free_s` is when the answer before it ended."""
+        if made.failed or not made.ready:
+            if made.building and not made.failed and free_s is not None:
+                made.idle.append((connection, free_s))
+            elif made.over:
+                made.changed.set()
+        elif connection.usable:
+            exchange = made.ready.popleft()
+            made.sent.append(exchange)
+            made.flying[exchange] = connection
+            connection.send(exchange)
+            made.turnaround_s += 0.0 if free_s is None else exchange.sent_s - free_s
+        else:
+            made.to_come += 1
+            task = self._loop.create_task(self._reopen(made, free_s))
+            made.asking.add(task)
+            task.add_done_callback(partial(self._asked, made))
+
+    async def _reopen(self, made: _Pass, free_s: float | None) -> None:
+        for connection in await self._connect(made, 1):
+            self._come(made, connection, free_s)
+            return
+        made.to_come -= 1
+        made.changed.set()
+
+    def _look(self, made: _Pass, died: Callable[[], bool]) -> None:
+        """End what is silent for too long, or everything where the server has died."""
+        self._transport.read()
+        now_s, limits = time.perf_counter(), self.limits
+        dead = bool(made.flying or made.to_come) and died()
+        made.failed = made.failed or dead or made.part.stopped()
+        for exchange, connection in tuple(made.flying.items()):
+            events, elapsed_s = exchange.reader.events, now_s - exchange.sent_s
+            silent_s = now_s - exchange.reader.heard_s
+            if dead:
+                exchange.fail(FailureName.CONNECTION, "the server exited while this request was in flight")
+            elif exchange.refuses:
+                if now_s - exchange.answered_s < REFUSAL_S:
+                    continue
+            elif elapsed_s > limits.request_s or (events <= 1 and elapsed_s > limits.first_token_s):
+                exchange.fail(FailureName.TIMEOUT, f"no answer within {elapsed_s:.1f} s")
+            elif events > 1 and silent_s > limits.between_tokens_s:  # behind the role-only chunk
+                exchange.fail(FailureName.STALLED, f"silent for {silent_s:.1f} s after {events} events")
+            else:
+                continue
+            connection.give_up()
+
+    def _told(self, loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
+        """What goes wrong within a read ends the pass. Of a task that an interrupt ended nothing is to be told: the
+        interrupt itself is on its way."""
+        error = context.get("exception")
+        if isinstance(error, KeyboardInterrupt):
+            return
+        if isinstance(error, BaseException):
+            self._pass.error = error
+            self._pass.changed.set()
+            return
+        loop.default_exception_handler(context)
+
+    # What the openai package is told.
+
+    def _open(self, request: PlannedRequest, tokens: int) -> AbstractAsyncContextManager[object]:
         extra: dict[str, object] = {
             "ignore_eos": True,
             "stream_options": {"include_usage": True, "continuous_usage_stats": True},
         }
         if self.target.endpoint == "completions":
-            return client.completions.with_streaming_response.create(
+            return self._openai.completions.with_streaming_response.create(
                 model=self.target.model,
                 prompt=request.completion_prompt(),
                 max_tokens=tokens,
@@ -343,7 +413,7 @@ class Client:
                 messages.append({"role": "assistant", "content": message.content})
             else:
                 messages.append({"role": "user", "content": message.content})
-        return client.chat.completions.with_streaming_response.create(
+        return self._openai.chat.completions.with_streaming_response.create(
             model=self.target.model,
             messages=messages,
             max_tokens=tokens,
@@ -353,34 +423,19 @@ class Client:
         )
 
     def _client(self) -> openai.AsyncOpenAI:
-        if self._openai is None:
-            limits = self.limits
-            with _without_openai_environment():
-                self._openai = openai.AsyncOpenAI(
-                    base_url=f"{self.target.base_url}/v1",
-                    api_key="none",  # the package insists on one
-                    default_headers={"Authorization": self.target.authorization or "Bearer none"},
-                    max_retries=0,
-                    http_client=openai.DefaultAioHttpClient(
-                        trust_env=False,
-                        follow_redirects=False,
-                        headers={"Accept-Encoding": "identity"},
-                        event_hooks={"request": [_depart], "response": [_refuse]},
-                        timeout=httpx2.Timeout(limits.request_s, connect=limits.connect_s),
-                        limits=httpx2.Limits(
-                            max_connections=self._connections,
-                            max_keepalive_connections=self._connections,
-                            keepalive_expiry=KEEPALIVE_S,
-                        ),
-                    ),
-                )
-        return self._openai
-
-
-def _told(loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
-    """Of a task that an interrupt ended nothing is to be told: the interrupt itself is on its way."""
-    if not isinstance(context.get("exception"), KeyboardInterrupt):
-        loop.default_exception_handler(context)
+        with _without_openai_environment():
+            return openai.AsyncOpenAI(
+                base_url=f"{self.target.base_url}/v1",
+                api_key="none",  # the package insists on one
+                default_headers={"Authorization": self.target.authorization or "Bearer none"},
+                max_retries=0,
+                http_client=httpx2.AsyncClient(
+                    transport=self._transport,
+                    trust_env=False,
+                    follow_redirects=False,
+                    headers={"Accept-Encoding": "identity"},
+                ),
+            )
 
 
 @contextmanager
@@ -395,37 +450,19 @@ def _without_openai_environment() -> Iterator[None]:
         os.environ.update(held)
 
 
-def _decode(exchange: _Exchange, tokens: int, zero: float) -> RequestTrace:
-    answer = read_answer(exchange.reads, requested_tokens=tokens, ended_clean=exchange.ended_clean)
+def _trace(exchange: Exchange, zero_s: float) -> RequestTrace:
+    answer = exchange.reader.answer
+    times_s = array("d", (np.frombuffer(answer.chunk_times_s) - zero_s).tobytes())
     return RequestTrace(
         index=exchange.request.index,
         prompt_id=exchange.request.prompt_id,
-        sent_s=exchange.sent_s - zero,
-        chunk_times_s=tuple(time_s - zero for time_s in answer.chunk_times_s),
-        chunk_tokens=None if answer.chunk_tokens is None else tuple(answer.chunk_tokens),
+        sent_s=exchange.sent_s - zero_s,
+        chunk_times_s=times_s,
+        chunk_tokens=answer.chunk_tokens,
         output_tokens=answer.output_tokens,
         prompt_tokens=answer.prompt_tokens,
         cached_tokens=answer.cached_tokens,
-        ended_s=exchange.ended_s - zero,
+        ended_s=exchange.ended_s - zero_s,
         finish_reason=answer.finish_reason,
-        failure=exchange.failure or answer.failure,
+        failure=exchange.failure,
     )
-
-
-def _unreadable(headers: httpx2.Headers) -> str | None:
-    kind = headers.get("content-type", "")
-    if not kind.lower().startswith("text/event-stream"):
-        return f'not an event stream: content-type "{kind}"'[:MAX_DETAIL]
-    coding = headers.get("content-encoding", "identity")
-    if coding.lower() != "identity":
-        return f'the body is compressed though it was asked not to be: content-encoding "{coding}"'[:MAX_DETAIL]
-    return None
-
-
-def _unconnected(error: openai.APIConnectionError) -> Failure:
-    """No answer began. The transport calls a dropped connection a time-out; what it was is at the root of the chain."""
-    root: BaseException = error
-    while root.__cause__ is not None:
-        root = root.__cause__
-    name = FailureName.TIMEOUT if isinstance(root, TimeoutError) else FailureName.CONNECTION
-    return Failure(name=name, detail=f"{type(root).__name__}: {root}"[:MAX_DETAIL])

@@ -33,6 +33,10 @@ SHIPPED = Path(__file__).parent / "suites"
 
 MAX_LEVEL = 100_000
 MAX_TOKENS = 10_000_000
+#: More processes than any host has cores to spare for a client.
+MAX_CLIENT_PROCESSES = 64
+#: Ten minutes: starts spread over more would be a round of ramp-up.
+MAX_START_SPREAD_S = 600
 MAX_SUITE_BYTES = 4 * 1024 * 1024
 
 #: A file with more mistakes is another kind of file: the first ones say so.
@@ -241,6 +245,12 @@ class _WorkloadTable(_Table):
     temperature: Annotated[float, Field(ge=0, le=2)] = Field(default=0.0, description="a number from 0 to 2")
     level_reached: Literal["required", "not required"] = Field(
         default="required", description='"required" or "not required"'
+    )
+    start_spread_s: Annotated[float, Field(ge=0, le=MAX_START_SPREAD_S)] = Field(
+        default=0.0, description=f"seconds, from 0 to {MAX_START_SPREAD_S}"
+    )
+    client_processes: Annotated[int, Field(ge=1, le=MAX_CLIENT_PROCESSES)] = Field(
+        default=1, description=f"a whole number from 1 to {MAX_CLIENT_PROCESSES}"
     )
 
 
@@ -524,6 +534,8 @@ class _Resolver:
             endpoint=table.endpoint,
             temperature=table.temperature,
             level_must_be_reached=table.level_reached == "required",
+            start_spread_s=table.start_spread_s,
+            client_processes=table.client_processes,
         )
 
     def output_tokens(

@@ -74,7 +74,8 @@ class RoundPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """What is asked at every level. Lengths in tokens."""
+    """What is asked at every level. Lengths in tokens; the first request of each stream is sent within
+    `start_spread_s`. By how many `client_processes` it is asked is the client's matter, and not in the digest."""
 
     prompt_set: str
     prompts: tuple[Prompt, ...]
@@ -90,6 +91,8 @@ class Workload:
     endpoint: Endpoint
     temperature: float
     level_must_be_reached: bool
+    start_spread_s: float
+    client_processes: int
 
     def requests(self, level: int) -> int:
         """Requests of one round at `level`."""
@@ -118,29 +121,35 @@ class Workload:
             "endpoint": self.endpoint,
             "temperature": self.temperature,
         }
+        if self.start_spread_s:  # not in the digests that were stored before it could be said
+            content["start_spread_s"] = self.start_spread_s
         canonical = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
         return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 
-    def plan(self, level: int, round_index: int, *, salt: str = "") -> RoundPlan:
-        """The requests of one round. `salt` sets a running server apart whose cache cannot be flushed.
+    def plan(self, level: int, round_index: int, *, salt: str = "", wave: int = 0) -> RoundPlan:
+        """The requests of one round. `salt` sets a running server apart whose cache cannot be flushed; `wave` counts
+        the warm-ups of the round, each with requests of its own.
 
         Raises WorkloadError where a warm-up request equals a measured one, before any load.
         """
         plan = RoundPlan(
             level=level,
             index=round_index,
-            warmup=self._phase("warmup", level, round_index, self.warmup_requests, salt),
-            measured=self._phase("measured", level, round_index, self.requests(level), salt),
+            warmup=self._phase("warmup", level, round_index, self.warmup_requests, salt, wave),
+            measured=self._phase("measured", level, round_index, self.requests(level), salt, 0),
         )
         refuse_leaks(plan)
         return plan
 
-    def _phase(self, phase: str, level: int, round_index: int, count: int, salt: str) -> tuple[PlannedRequest, ...]:
+    def _phase(
+        self, phase: str, level: int, round_index: int, count: int, salt: str, wave: int
+    ) -> tuple[PlannedRequest, ...]:
         key = f"{self.seed}/{salt}/{phase}/{level}/{round_index}"
         order = list(self.prompts)
         random.Random(key).shuffle(order)
         return tuple(
-            _behind_prefix(index, order[index % len(order)], _prefix(f"{key}/{index}")) for index in range(count)
+            _behind_prefix(index, order[index % len(order)], _prefix(f"{key}/{index}"))
+            for index in range(wave * count, (wave + 1) * count)
         )
 
 

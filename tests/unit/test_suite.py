@@ -205,6 +205,23 @@ MISTAKES: dict[str, tuple[str, str, tuple[str, ...]]] = {
         "workload.level_reached",
         ("seen false", '"not required"'),
     ),
+    "a start before the round": (
+        in_workload("start_spread_s = -1"),
+        "workload.start_spread_s",
+        ("seen -1", "0 to 600"),
+    ),
+    "starts spread over hours": (
+        in_workload("start_spread_s = 601"),
+        "workload.start_spread_s",
+        ("seen 601", "to 600"),
+    ),
+    "no process": (in_workload("client_processes = 0"), "workload.client_processes", ("seen 0", "from 1 to 64")),
+    "an army": (in_workload("client_processes = 65"), "workload.client_processes", ("seen 65", "from 1 to 64")),
+    "half a process": (
+        in_workload("client_processes = 1.5"),
+        "workload.client_processes",
+        ("seen 1.5", "from 1 to 64"),
+    ),
     "a prompt set that is not there": (
         in_workload('prompts = "poems"'),
         "workload.prompts",
@@ -499,6 +516,7 @@ def test_a_minimal_suite_has_the_documented_defaults() -> None:
     assert (work.requests(1), work.requests(16)) == (30, 64)
     assert (work.rounds, work.warmup_requests, work.seed) == (1, 8, 20)
     assert (work.endpoint, work.temperature, work.level_must_be_reached) == ("chat", 0, True)
+    assert (work.start_spread_s, work.client_processes) == (0, 1)
     assert (gate.margin, gate.alpha, gate.power) == (0.03, 0.01, 0.95)
     assert (gate.budget_minutes, gate.max_launches) == (None, None)
     assert (plain.python, plain.env, plain.model, plain.speculative) == (None, (), None, False)
@@ -747,6 +765,8 @@ def digest(text: str, level: int = 16) -> str:
         "requests_per_level = 64",  # the number it was before
         "temperature = 0.0",
         "seed = 20",
+        "start_spread_s = 0",
+        "client_processes = 4",
     ],
 )
 def test_what_another_level_is_asked_does_not_change_a_digest(line: str) -> None:
@@ -781,6 +801,8 @@ def test_everything_a_case_is_asked_changes_its_digest(tmp_path: Path) -> None:
         "seed = 21",
         'endpoint = "completions"',
         "temperature = 0.5",
+        "start_spread_s = 2",
+        "start_spread_s = 2.5",
         f'prompts = "{tmp_path}/one.jsonl"',
     ]
     digests = [digest(MINIMAL), digest(MINIMAL, 1), *(digest(in_workload(line)) for line in lines)]

@@ -48,6 +48,8 @@ WORKLOAD = Workload(
     endpoint="chat",
     temperature=0.0,
     level_must_be_reached=True,
+    start_spread_s=0.0,
+    client_processes=1,
 )
 
 
