@@ -8,14 +8,14 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from io import TextIOWrapper
 from pathlib import Path
 from typing import NoReturn
 
-from perf import coverage, docs, plan, project, prune, record, report
+from perf import coverage, docs, export, plan, project, prune, record, report, trace_file, verify
 from perf.baseline import Store
 from perf.compact import compact
 from perf.compare import compared
@@ -26,7 +26,7 @@ from perf.record import Campaign, SuiteRecord
 from perf.rig import probe, states
 from perf.suite import SuiteError
 from perf.text import percent, printable, share, throughput
-from perf.verdict import Verdict, judge
+from perf.verdict import Verdict, judge, measurements
 
 #: Exit codes of `check` and `compare` by the worst verdict.
 EXIT_BY_WORD = {
@@ -102,7 +102,7 @@ def parser() -> argparse.ArgumentParser:
     promote_.add_argument("--case", metavar="GLOB", help='only these cases, such as "*/eagle3/c016"')
     promote_.add_argument("--add", action="store_true", help="join the stored launches instead of replacing them")
 
-    one_campaign(verb("check", "judge a stored campaign again, without a server"))
+    one_campaign(verb("check", "judge a stored campaign again, and its numbers by their traces, without a server"))
 
     compare_ = verb("compare", "judge campaign B against campaign A, as if A were the stored baseline")
     compare_.add_argument("before", metavar="A", help="a campaign's id or folder")
@@ -112,6 +112,15 @@ def parser() -> argparse.ArgumentParser:
     one_campaign(report_)
     report_.add_argument("--format", choices=("text", "markdown", "json"), default="text")
     report_.add_argument("--output", type=Path, metavar="FILE", help="write there instead of to the terminal")
+
+    export_ = verb("export", "the traces of a case, for other programs")
+    one_campaign(export_)
+    export_.add_argument("--case", required=True, metavar="ID", help='such as "mine/eagle3/c016"')
+    export_.add_argument("--launch", type=_count, metavar="N", help="only this launch of its variant (default: all)")
+    export_.add_argument("--round", type=_count, metavar="N", help="only this round of a launch (default: all)")
+    meaning = "a timeline for ui.perfetto.dev, or a table with a row for every request or every chunk"
+    export_.add_argument("--format", choices=("chrome", "csv", "csv-chunks"), required=True, help=meaning)
+    export_.add_argument("--output", type=Path, metavar="FILE", help="write there instead of to the terminal")
 
     suites(verb("plan", "what a launch of each suite costs in rig-minutes"))
 
@@ -156,6 +165,8 @@ def _run(options: argparse.Namespace) -> int:
             return _compare(options)
         case "report":
             return _report(options)
+        case "export":
+            return _export(options)
         case "plan":
             return _plan(options, store)
         case "baselines":
@@ -211,6 +222,7 @@ def _doctor(options: argparse.Namespace, store: Store) -> int:
 
     say(doctor.machine((options.campaign_dir, store.folder)))
     say(doctor.gpus(rig, states(rig)))
+    say((doctor.client(rig),))
     for each in chosen:
         say(doctor.suite_needs(each, rig, asked=options.suite is not None))
     if options.noise is not None:
@@ -257,7 +269,10 @@ def _check(options: argparse.Namespace) -> int:
     suites = campaign.suites
     if options.baselines is not None:
         suites = tuple(_against(suite, Store(options.baselines)) for suite in suites)
-    return _judged(suites, campaign, folder, options)
+    found = tuple(verify.verify(suite, folder) for suite in suites)
+    code = _judged(tuple(each.suite for each in found), campaign, folder, options)
+    print(verify.text(found))
+    return code
 
 
 def _compare(options: argparse.Namespace) -> int:
@@ -312,15 +327,58 @@ def _report(options: argparse.Namespace) -> int:
             text = report.markdown(campaign, promote_command, str(folder))
         case _:
             text = "\n".join(_text(suite, judge(suite), campaign, folder, promote_command) for suite in campaign.suites)
-    text = text if text.endswith("\n") else text + "\n"
-    if options.output is None:
-        print(text, end="")
-        return 0
-    path = options.output.resolve()  # a link stays one
-    if path.exists() and not path.is_file():
-        raise FileError(f"{options.output}: is there and is no file; without --output it goes to the terminal")
-    write_text(path, text)
+    _put((text if text.endswith("\n") else text + "\n",), options.output)
     return 0
+
+
+def _put(pieces: Iterable[str], output: Path | None) -> None:
+    """To the terminal, or whole into a file. Raises FileError."""
+    if output is None:
+        sys.stdout.writelines(pieces)
+        return
+    path = output.resolve()  # a link stays one
+    if path.exists() and not path.is_file():
+        raise FileError(f"{output}: is there and is no file; without --output it goes to the terminal")
+    write_text(path, "".join(pieces))
+
+
+def _export(options: argparse.Namespace) -> int:
+    folder = record.find(options.campaign_dir, options.campaign)
+    campaign = record.read(folder)  # also of one that was interrupted: to see why
+    rounds = _traced(campaign, folder, options)
+    match options.format:
+        case "chrome":
+            pieces = export.chrome(rounds, f"{options.case}, campaign {campaign.id}")
+        case "csv":
+            pieces = export.csv_of_requests(rounds)
+        case _:
+            pieces = export.csv_of_chunks(rounds)
+    _put(pieces, options.output)
+    return 0
+
+
+def _traced(campaign: Campaign, folder: Path, options: argparse.Namespace) -> Iterator[export.Exported]:
+    """The chosen rounds of a case, each read when it is its turn. Raises FileError where there is none."""
+    cases = {case.id: (suite, case) for suite in campaign.suites for case in suite.cases}
+    if options.case not in cases:
+        raise FileError(f"--case: no case {options.case!r} in {campaign.id}; there are {', '.join(cases) or 'none'}")
+    suite, case = cases[options.case]
+    places = [
+        (launch.name, trace_file.path(folder / launch.name, case.id.rpartition("/")[2], each.index), each.index)
+        for launch, taken in measurements(suite, case.variant, case.level)
+        for each in taken.rounds
+        if options.launch in (None, launch.ordinal) and options.round in (None, each.index + 1)
+    ]
+    found = [place for place in places if place[1].exists()]
+    if not found:
+        seen = f"the first of {len(places)} would be {places[0][1]}" if places else "no such launch or round"
+        raise FileError(f"no trace of {case.id} in {campaign.id}: {seen}; choose by --launch and --round, or measure")
+    if missing := len(places) - len(found):
+        print(f"left out: {missing} of {len(places)} rounds, which have no trace", file=sys.stderr)
+    return (
+        export.Exported(launch=name, round=trace_file.read(path, case.level, index).round)
+        for name, path, index in found
+    )
 
 
 def _docs(options: argparse.Namespace) -> int:

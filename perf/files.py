@@ -54,25 +54,6 @@ def write_bytes(path: Path, data: bytes) -> None:
         raise FileError(f"{path}: cannot be written: {error.strerror}; nothing was changed") from error
 
 
-def append_line(path: Path, line: str) -> None:
-    """Add a line to a file of lines, in a folder that is there. Raises FileError, and then leaves the file as it was.
-
-    A line is written at once: of a process that is killed meanwhile the last line may be cut, and ends in no newline.
-    """
-    try:
-        with path.open("ab", buffering=0) as file:
-            size, rest = file.seek(0, os.SEEK_END), line.encode()
-            try:
-                while rest:
-                    rest = rest[file.write(rest) :]
-                os.fsync(file.fileno())
-            except OSError:
-                file.truncate(size)
-                raise
-    except OSError as error:
-        raise FileError(f"{path}: cannot be written: {error.strerror}; nothing was changed") from error
-
-
 def read_json(
     path: Path, adapter: TypeAdapter[T], what: str, upgrade: Callable[[bytes], bytes] = lambda data: data
 ) -> T:
@@ -81,7 +62,7 @@ def read_json(
     `upgrade` raises ValueError for a file that it knows and cannot bring up to date. Types are taken as they are: `"5"`
     and `true` are no numbers. Raises FileError.
     """
-    data = _read(path, what)
+    data = read_bytes(path, what, MAX_JSON_BYTES)
     try:
         _refuse_doubtful(data)
         return adapter.validate_json(upgrade(data), strict=True)
@@ -95,8 +76,8 @@ def read_json(
         raise FileError(f"{path}: {what} {error}") from error
 
 
-def _read(path: Path, what: str) -> bytes:
-    """The bytes of a regular file: from a FIFO or a device they may never come, or never end."""
+def read_bytes(path: Path, what: str, limit: int) -> bytes:
+    """The bytes of a regular file: from a FIFO or a device they may never come, or never end. Raises FileError."""
 
     def at_once(name: str, flags: int) -> int:
         return os.open(name, flags | os.O_NONBLOCK)
@@ -106,11 +87,11 @@ def _read(path: Path, what: str) -> bytes:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
                 raise FileError(f"{path}: cannot be read as {what}: Not a regular file")
-            data = b"" if status.st_size > MAX_JSON_BYTES else file.read(MAX_JSON_BYTES + 1)
+            data = b"" if status.st_size > limit else file.read(limit + 1)
     except OSError as error:
         raise FileError(f"{path}: cannot be read as {what}: {error.strerror}") from error
     size = max(status.st_size, len(data))  # it may have grown meanwhile
-    if size > MAX_JSON_BYTES:
+    if size > limit:
         raise FileError(f"{path}: {size:,} bytes are too many for {what}")
     return data
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
 from junitparser import JUnitXml
 
@@ -100,6 +101,9 @@ class Told:
         for folder in (self.desk.campaigns, self.desk.baselines):
             for path in sorted(each for each in folder.rglob("*") if each.is_file()):
                 yield str(path), path.read_bytes().decode(errors="replace")
+            for path in sorted(folder.rglob("*.npz")):
+                with np.load(path) as trace:
+                    yield f"{path}, unpacked", trace["round"].tobytes().decode()
 
 
 @pytest.fixture(scope="module")
@@ -160,6 +164,7 @@ def test_no_secret_is_in_any_file_or_on_any_screen(told: Told, secret: Secret) -
     begun = [value[:16] for value in secret.values()]  # nor a part of one, where a text was cut
     leaks = [(where, value) for where, text in told.places() for value in begun if value in text]
     assert leaks == []
+    assert any(where.endswith(", unpacked") and "[secret]" in text for where, text in told.places())
 
 
 def test_a_developers_own_key_is_not_sent_to_a_server(told: Told) -> None:

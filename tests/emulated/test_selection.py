@@ -214,7 +214,8 @@ def test_two_suites_in_one_session_keep_their_launches_apart(desk: Desk, suite: 
     names = {launch.name for each in desk.campaign().suites for launch in each.launches}
     assert len(names) == 2
     assert all(
-        (campaign / name / "server.log").is_file() and (campaign / name / "rounds.jsonl").is_file() for name in names
+        (campaign / name / "server.log").is_file() and (campaign / name / "traces" / "c002-1.npz").is_file()
+        for name in names
     )
     promoted = desk.perf("promote", "--reason", "x")
     assert promoted.code == 0

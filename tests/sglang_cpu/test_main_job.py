@@ -1,6 +1,5 @@
 """The whole job on real SGLang on a CPU: start, load, count, judge, end. Needs `make_environment.py` to have run."""
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from perf import record
+from perf import record, trace_file
 from perf.gate import Word
 from perf.verdict import judge
 
@@ -66,12 +65,12 @@ def test_the_first_run_measures_both_levels_and_asks_for_a_baseline(runs: Runs) 
 
 def test_sglang_counts_the_tokens_that_the_client_counts(runs: Runs) -> None:
     folder = runs.judged_folder / "baseline-1"
-    rounds = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
-    assert sorted({each["level"] for each in rounds}) == sorted(LEVELS)
-    for each in rounds:
-        asked = each["requested_tokens"] * len(each["requests"])
-        assert sum(request["output_tokens"] for request in each["requests"]) == asked
-        assert each["counted_by_server"]["generated"] == asked
+    for level in LEVELS:
+        trace = trace_file.read(trace_file.path(folder, f"c{level:03d}", 0), level, 0)
+        asked = trace.round.requested_tokens * len(trace.round.requests)
+        assert sum(request.output_tokens or 0 for request in trace.round.requests) == asked
+        assert trace.counted is not None
+        assert trace.counted.generated == asked
 
 
 def test_the_second_run_judges_what_the_first_promoted(runs: Runs) -> None:

@@ -30,7 +30,7 @@ from hypothesis import strategies as st
 from perf import record
 from perf.__main__ import main
 from perf.baseline import Store
-from perf.files import MAX_JSON_BYTES, FileError, append_line
+from perf.files import MAX_JSON_BYTES, FileError
 from perf.record import Campaign, RoundRecord
 from perf.rig import Rig
 from perf.sample import StoredCase
@@ -513,8 +513,6 @@ def test_a_campaign_whose_folder_is_removed_meanwhile_is_not_begun_anew(desk: De
         FileError, match=r"the folder of this campaign was removed: nothing more can be kept; measure ag"
     ):
         record.save(folder, FULL)
-    with pytest.raises(FileError, match="No such file or directory"):
-        append_line(folder / "baseline-1" / "rounds.jsonl", "{}\n")
     assert not folder.exists()
 
 
@@ -548,15 +546,6 @@ def test_a_campaign_is_never_saved_larger_than_it_is_read(desk: Desk, monkeypatc
     assert record.read(folder) == FULL
 
 
-def test_a_line_that_cannot_be_added_leaves_the_lines_before_it(desk: Desk) -> None:
-    path = desk.folder / "rounds.jsonl"
-    append_line(path, "1\n")
-    with disk_of(1000), pytest.raises(FileError, match="cannot be written: File too large; nothing was changed"):
-        append_line(path, "2" * 2000 + "\n")
-    append_line(path, "3\n")
-    assert path.read_text() == "1\n3\n"
-
-
 # Bounds
 
 
@@ -566,7 +555,7 @@ def test_the_largest_campaign_that_is_usual_is_a_twentieth_of_what_is_read(desk:
     numbers = replace(
         summary(1234.5678901234567, acceptance=2.8765432109876543), steady_throughput=1 / 3, itl_s=summary(1 / 7).ttft_s
     )
-    rounds = tuple(RoundRecord(index=index, summary=numbers, reasons=()) for index in range(5))
+    rounds = tuple(RoundRecord(index=index, summary=numbers, reasons=(), client=None) for index in range(5))
     launches = tuple(
         launch(
             *(replace(measured(1.0, level=level), rounds=rounds) for level in levels), variant=variant, ordinal=ordinal
