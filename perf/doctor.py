@@ -25,6 +25,7 @@ import psutil
 from packaging.requirements import Requirement
 
 from perf import load, ports, suite
+from perf.capacity import DOCTOR_STREAMS, FIRST_RATE, LAST_RATE, ROOM, Capacity
 from perf.measure import Bench, Show, build, spec
 from perf.rig import EMULATED_RIG_ID, UNREADABLE, GpuState, Rig
 from perf.sample import throughputs
@@ -271,6 +272,20 @@ def _paths(variant: Variant, folder: Path) -> Iterator[Path]:
             yield folder / value
 
 
+def client(rig: Rig) -> Finding:
+    """What the client can carry here, shown on a null server or remembered."""
+    carried = Capacity(rig, lambda _: None).explore()
+    at_most = "at least " if carried >= LAST_RATE else ""
+    seen = (
+        f"one process carries {at_most}{carried:,.0f} chunks/s over {DOCTOR_STREAMS} streams: "
+        f"enough for levels of {carried / ROOM:,.0f}"
+    )
+    if carried < FIRST_RATE:
+        advice = "quiet this machine, or raise client_processes in [workload]"
+        return Finding(fitness=Fitness.UNFIT, name="client", seen=seen, advice=advice)
+    return Finding(fitness=Fitness.OK, name="client", seen=seen)
+
+
 def noise(
     chosen: Suite, case: Case, margin: float, rig: Rig, folder: Path, show: Callable[[str], None]
 ) -> Iterator[Finding]:
@@ -287,6 +302,7 @@ def noise(
         base_url=None,
         show=Show(line=show, live=lambda _: None),
         limits=load.Limits(),
+        capacity=Capacity(rig, lambda _: None),
     )
     where = f"{case.id} on {EMULATED_RIG_ID if chosen.emulated else rig.id}"
     samples = []

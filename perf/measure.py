@@ -6,11 +6,12 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from perf import load, metrics, server, validity
-from perf.files import FileError, append_line, to_json
+from perf import crew, load, metrics, server, trace_file, validity
+from perf.capacity import ROOM, Capacity
+from perf.files import FileError
 from perf.provenance import build_of
 from perf.record import LaunchRecord, Measurement, RoundRecord, now_utc
 from perf.redaction import Secrets
@@ -20,9 +21,7 @@ from perf.suite import Suite, Variant
 from perf.text import printable
 from perf.trace import MAX_DETAIL, Counters, RequestTrace, Round
 from perf.validity import Observation, Reason
-
-#: Connections beyond the level: a request may begin before the one it follows has let go of its connection.
-SPARE_CONNECTIONS = 16
+from perf.workload import RoundPlan
 
 #: A connection that broke is seen a moment before the end of the process that held it: after a failed request the
 #: server's death is waited for this long, so that it is named.
@@ -55,6 +54,7 @@ class Bench:
     base_url: str | None
     show: Show
     limits: load.Limits
+    capacity: Capacity
 
     def measure(self, variant_name: str, ordinal: int, levels: tuple[int, ...]) -> LaunchRecord:
         """Run one launch of a variant over `levels`. What goes wrong becomes reasons in the record, never a number."""
@@ -214,7 +214,7 @@ class _Launch:
         if salt:
             self.notes = (f"its cache cannot be flushed: asked under the salt {salt}",)
         measured: list[Measurement] = []
-        with load.Client(target, connections=max(levels) + SPARE_CONNECTIONS, limits=self.bench.limits) as client:
+        with crew.client(target, processes=workload.client_processes, limits=self.bench.limits) as client:
             for level in levels:
                 if death := self._death():
                     seen = f"{death}; it was gone before {self.bench.suite.level_name(level)}"
@@ -229,24 +229,24 @@ class _Launch:
                 measured.append(Measurement(level=level, rounds=tuple(rounds), reasons=()))
         return tuple(measured)
 
-    def _round(self, client: load.Client, level: int, index: int, salt: str) -> RoundRecord:
+    def _round(self, client: crew.AnyClient, level: int, index: int, salt: str) -> RoundRecord:
         suite = self.bench.suite
         tokens = suite.workload.tokens(level)
         plan = suite.workload.plan(level, index, salt=salt)
         label = f"{self.running.name} {suite.level_name(level)}" + (
             f" round {index + 1}/{suite.workload.rounds}" if suite.workload.rounds > 1 else ""
         )
-        self.bench.show.live(f"{label}: warm-up")
-        if plan.warmup:
-            warmed = _redacted(client.warm_up(plan, tokens, died=self._is_dead), self.hidden)
-            failed = any(request.failure for request in warmed.requests)
-            if reasons := validity.check_warmup(warmed, self._death(suspected=failed)):
-                self.bench.show.line(f"{label}: INVALID: {reasons[0].name}")
-                return RoundRecord(index=index, summary=None, reasons=reasons)
+        if reasons := self._warm_up(client, plan, label, salt):
+            self.bench.show.line(f"{label}: INVALID: {reasons[0].name}")
+            return RoundRecord(index=index, summary=None, reasons=reasons, client=None)
         self.control.flush_cache()
         before = self.control.counters()
         measured = client.run_round(
-            plan, tokens, died=self._is_dead, show=lambda progress: self.bench.show.live(f"{label}: {_live(progress)}")
+            plan,
+            tokens,
+            start_spread_s=suite.workload.start_spread_s,
+            died=self._is_dead,
+            show=lambda progress: self.bench.show.live(f"{label}: {_live(progress)}"),
         )
         expected = sum(request.output_tokens or 0 for request in measured.requests)
         after = self.control.settled_counters(before, expected)
@@ -261,13 +261,37 @@ class _Launch:
         )
         self.counters = after or observation.before
         reasons, counted = validity.check(observation), observation.counted
-        self._keep(measured, counted=None if counted is None else asdict(counted))
+        self.notes = tuple(dict.fromkeys((*self.notes, *validity.remarks(measured))))
+        trace_file.write(trace_file.path(self.folder, suite.level_name(level), index), measured, counted)
         summary = metrics.summarize(measured, verify_steps=None if counted is None else counted.verify_steps)
+        if summary is not None and not reasons:
+            reasons = self._capacity(measured, summary.window_s)
         outcome = f"INVALID: {reasons[0].name}" if reasons else "no numbers"
         if summary is not None and not reasons:
             outcome = f"{summary.output_throughput:,.1f} tok/s in {summary.window_s:.1f} s"
         self.bench.show.line(f"{label}: {outcome}")
-        return RoundRecord(index=index, summary=summary, reasons=reasons)
+        return RoundRecord(index=index, summary=summary, reasons=reasons, client=measured.client)
+
+    def _warm_up(self, client: crew.AnyClient, plan: RoundPlan, label: str, salt: str) -> tuple[Reason, ...]:
+        """Ask the warm-up, again while the server still speeds up; why the round must not be measured."""
+        waves: list[Round] = []
+        tokens = self.bench.suite.workload.tokens(plan.level)
+        while plan.warmup and not validity.is_warm(waves):
+            self.bench.show.live(f"{label}: warm-up" + (f" {len(waves) + 1}" if waves else ""))
+            if waves:
+                plan = self.bench.suite.workload.plan(plan.level, plan.index, salt=salt, wave=len(waves))
+            waves.append(_redacted(client.warm_up(plan, tokens, died=self._is_dead), self.hidden))
+            failed = any(request.failure for request in waves[-1].requests)
+            if reasons := validity.check_warmup(waves, self._death(suspected=failed)):
+                return reasons
+        return ()
+
+    def _capacity(self, measured: Round, window_s: float) -> tuple[Reason, ...]:
+        """Was the client shown to carry more than this?"""
+        processes = 1 if measured.client is None else measured.client.processes
+        chunks_s = sum(len(request.chunk_times_s) for request in measured.requests) / window_s
+        carried = self.bench.capacity.prove(measured.level, ROOM * chunks_s, processes)
+        return validity.check_capacity(chunks_s, measured.level, carried, ROOM)
 
     def _is_dead(self) -> bool:
         return self.running.exit_status() is not None
@@ -280,28 +304,6 @@ class _Launch:
             return None
         tail = self.running.log_tail().strip().splitlines()
         return f"{status.describe()}; its last line: {printable(tail[-1])}" if tail else status.describe()
-
-    def _keep(self, measured: Round, counted: dict[str, object] | None) -> None:
-        """Add a round to rounds.jsonl: every request's times and counts, without the single chunks."""
-        line = {
-            "level": measured.level,
-            "round": measured.index,
-            "requested_tokens": measured.requested_tokens,
-            "counted_by_server": counted,
-            "requests": [_brief(request) for request in measured.requests],
-        }
-        append_line(self.folder / "rounds.jsonl", to_json(line))
-
-
-def _brief(request: RequestTrace) -> dict[str, object]:
-    brief = asdict(request)
-    for key in ("chunk_times_s", "chunk_tokens"):
-        del brief[key]
-    return brief | {
-        "first_token_s": request.first_token_s,
-        "last_token_s": request.last_token_s,
-        "chunks": len(request.chunk_times_s),
-    }
 
 
 def _redacted(measured: Round, hidden: Secrets) -> Round:
@@ -335,8 +337,8 @@ def _seen(error: server.ServerError, hidden: Secrets) -> str:
 
 
 def _live(progress: load.Progress) -> str:
-    rate = progress.chunks / progress.elapsed_s if progress.elapsed_s > 0 else 0.0
-    return f"{progress.finished}/{progress.planned} requests, {rate:,.0f} chunks/s"
+    rate = (progress.tokens or progress.chunks) / progress.elapsed_s if progress.elapsed_s > 0 else 0.0
+    return f"{progress.finished}/{progress.planned} requests, {rate:,.0f} {'tok' if progress.tokens else 'chunks'}/s"
 
 
 def _make(folder: Path) -> None:

@@ -56,12 +56,15 @@ def _brought(
 
 
 def _campaign_2(file: _Object) -> None:
-    """0.2: the build behind each launch, what the workload was, and stored baselines that say the same."""
+    """0.2: the build behind each launch, how the client fared, what the workload was, and stored baselines alike."""
     file["schema"] = 2
     for suite in _objects(file.get("suites")):
         _add(suite, "workload")
         for launch in _objects(suite.get("launches")):
             _add(launch, "build")
+            for measurement in _objects(launch.get("measurements")):
+                for taken in _objects(measurement.get("rounds")):
+                    _add(taken, "client")
         for case in _objects(suite.get("cases")):
             _stored_2(case.get("stored"))
 

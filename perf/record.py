@@ -24,6 +24,7 @@ from perf.metrics import RoundSummary
 from perf.rig import Rig
 from perf.sample import Build, StoredCase, is_sound
 from perf.suite import Relation
+from perf.trace import ClientHealth
 from perf.validity import Reason
 
 FILE_NAME = "campaign.json"
@@ -47,11 +48,15 @@ _TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\+00:0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundRecord:
-    """One round: its numbers, or why it has none. A summary beside reasons is for diagnosis, never for a verdict."""
+    """One round: its numbers, or why it has none. A summary beside reasons is for diagnosis, never for a verdict.
+
+    `client` is how the client fared; None in a file of version 0.1, and where nothing was asked.
+    """
 
     index: int
     summary: RoundSummary | None
     reasons: tuple[Reason, ...]
+    client: ClientHealth | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

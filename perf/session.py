@@ -18,6 +18,7 @@ import perf
 from perf import campaign as campaigns
 from perf import load, plan, record, report, verdict
 from perf.baseline import Store
+from perf.capacity import Capacity
 from perf.carrier import Carried
 from perf.files import FileError
 from perf.measure import Bench, Show, api_key
@@ -185,6 +186,7 @@ class Session:
             base_url=self.settings.base_url,
             show=self.show,
             limits=load.Limits(),
+            capacity=Capacity(rig, self.show.live),
         )
         for case in start.cases:
             reason = level_never_reached(case.level, chosen.workload.requests(case.level))

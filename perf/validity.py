@@ -1,7 +1,7 @@
 """Why a round must not be believed. Pure: each check is a function of what was seen, and names what to do."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 
 from perf.text import printable, share
@@ -12,6 +12,31 @@ MAX_DISAGREEMENT = 0.01
 
 #: Prompt tokens that may come from the cache, beyond the chat template that all requests share.
 MAX_CACHED_SHARE = 0.02
+
+#: What the client may add to a closed loop: more would be a part of the margin.
+MAX_TURNAROUND_SHARE = 0.01
+
+#: Chunks of one stream that may lie unread: a socket's buffer of 128 KiB, Linux's default, holds 300 events of
+#: SGLang's with usage, and behind a full one the server is held back.
+MAX_UNREAD_CHUNKS = 100
+
+#: A process that reads for more of its time has no room for a burst.
+MAX_CPU_SHARE = 0.9
+
+#: The share of the window in which the client was ready to run and had no core: said, and beyond belief. The server's
+#: own processes wait in the same queue.
+NOTED_RUN_QUEUE_SHARE = 0.05
+MAX_RUN_QUEUE_SHARE = 0.25
+
+#: Warm-ups of one round; a server that is still getting faster then has a problem of its own.
+MAX_WARMUPS = 5
+
+#: How much faster a warm-up may be than the fastest before it, and its second half than its first.
+MAX_SPEED_UP = 0.05
+MAX_SPEED_UP_WITHIN = 0.10
+
+#: Fewer chunks than this have no halves worth comparing.
+MIN_WARMUP_CHUNKS = 16
 
 #: A shared chat template is at most so many tokens of a prompt, and never more than half of it.
 TEMPLATE_TOKENS = 64
@@ -55,22 +80,86 @@ def check(seen: Observation) -> tuple[Reason, ...]:
             _disagree(seen),
             _cached(seen),
             _acceptance(seen),
+            _client(seen.round),
+            _host(seen.round),
         )
         for reason in reasons
     )
 
 
-def check_warmup(warmup: Round, death: str | None) -> tuple[Reason, ...]:
-    """Why the round behind this warm-up must not be measured; none where every request was served."""
-    failures = _failures(warmup)
-    if failures is None and len(warmup.requests) == warmup.planned_requests:
+def check_capacity(chunks_s: float, level: int, carried: float, room: float) -> tuple[Reason, ...]:
+    """Was the client shown to carry `room` times these chunks a second over these streams? `carried` is what it was."""
+    if carried >= room * chunks_s:
         return ()
+    shown = f"at most {carried:,.0f}" if carried else "none such"
+    reason = Reason(
+        name="client was the bottleneck",
+        seen=f"{chunks_s:,.0f} chunks/s over {level} streams; to be believed it has to carry {room * chunks_s:,.0f} on "
+        f"a null server, and carried {shown}",
+        advice="raise client_processes in [workload], or quiet this machine: python -m perf doctor",
+    )
+    return (reason,)
+
+
+def remarks(measured: Round) -> tuple[str, ...]:
+    """What is said of a round that is believed all the same."""
+    waited = None if measured.client is None else measured.client.run_queue_share
+    if waited is None or waited <= NOTED_RUN_QUEUE_SHARE:
+        return ()
+    return (f"the host was busy: the client waited {share(round(waited, 3))} of the time for a core",)
+
+
+def check_warmup(waves: Sequence[Round], death: str | None) -> tuple[Reason, ...]:
+    """Why the round behind these warm-ups must not be measured; none where every request of the last was served."""
+    failures, last = _failures(waves[-1]), waves[-1]
+    if failures is None and len(last.requests) == last.planned_requests:
+        if len(waves) < MAX_WARMUPS or is_warm(waves):
+            return ()
+        rates = ", ".join(f"{_rate(wave):,.0f}" for wave in waves)
+        reason = Reason(
+            name="never warm",
+            seen=f"every warm-up was faster than those before it: {rates} tok/s",
+            advice="raise warmup_requests: what is measured now is the server's start",
+        )
+        return (reason,)
     reason = Reason(
         name="warm-up failed",
-        seen=failures or f"{len(warmup.requests)} of {warmup.planned_requests} requests were made",
+        seen=failures or f"{len(last.requests)} of {last.planned_requests} requests were made",
         advice="a server that is not warm would be measured cold: read the server log",
     )
     return (*_died(death), reason)
+
+
+def is_warm(waves: Sequence[Round]) -> bool:
+    """Is the server at its speed after these warm-ups?
+
+    After one: if its second half was not much faster than its first. Else another is made, and it is warm once one is
+    not faster than the fastest before it.
+    """
+    if not waves:
+        return False
+    if len(waves) == 1:
+        halves = _halves(waves[0])
+        return halves is not None and halves[1] <= (1 + MAX_SPEED_UP_WITHIN) * halves[0]
+    return _rate(waves[-1]) <= (1 + MAX_SPEED_UP) * max(_rate(wave) for wave in waves[:-1])
+
+
+def _rate(wave: Round) -> float:
+    """Tokens a second from the first request to the last token."""
+    tokens = sum(request.output_tokens or 0 for request in wave.requests)
+    ends = [request.chunk_times_s[-1] for request in wave.requests if request.chunk_times_s]
+    began = min((request.sent_s for request in wave.requests), default=0.0)
+    return tokens / max(max(ends, default=began) - began, 1e-9)
+
+
+def _halves(wave: Round) -> tuple[float, float] | None:
+    """Chunks a second in the first and the second half of all chunks behind the first; None for too few of them."""
+    times = sorted(time_s for request in wave.requests for time_s in request.chunk_times_s)
+    if len(times) < MIN_WARMUP_CHUNKS or times[0] == times[-1]:
+        return None
+    middle = len(times) // 2
+    first, second = times[middle] - times[0], times[-1] - times[middle]
+    return middle / max(first, 1e-9), (len(times) - 1 - middle) / max(second, 1e-9)
 
 
 def level_never_reached(level: int, requests: int) -> Reason | None:
@@ -183,6 +272,45 @@ def _acceptance(seen: Observation) -> Iterator[Reason]:
     elif steps <= 0 or tokens - len(seen.round.requests) <= steps:  # the first token of a request is prefill's
         length = "no verify step ran" if steps <= 0 else f"{tokens:,} tokens in {steps:,} verify steps"
         yield Reason(name="acceptance 1.0", seen=length, advice="the draft is not wired: check the draft model's path")
+
+
+def _client(measured: Round) -> Iterator[Reason]:
+    """Was it the client that was measured? Only of complete rounds: a failure has its own reason."""
+    client = measured.client
+    if client is None or any(request.failure for request in measured.requests):
+        return
+    seen: list[str] = []
+    if client.turnaround_share > MAX_TURNAROUND_SHARE:
+        seen.append(f"streams stood idle {share(round(client.turnaround_share, 3))} of the time between two requests")
+    if (unread := unread_chunks(measured)) > MAX_UNREAD_CHUNKS:
+        late = f"up to {1000 * (client.lag_max_s or 0.0):,.0f} ms late"
+        seen.append(f"it read {late}, when {unread:,.0f} chunks of a stream lay unread")
+    if client.cpu_share > MAX_CPU_SHARE:
+        seen.append(f"it needed {share(round(client.cpu_share, 3))} of a core")
+    if seen:
+        yield Reason(
+            name="client was the bottleneck",
+            seen="; ".join(seen),
+            advice="raise client_processes in [workload], or quiet this machine: python -m perf doctor",
+        )
+
+
+def unread_chunks(measured: Round) -> float:
+    """How many chunks of one stream lay unread when the client was latest, at the mean rate of a stream."""
+    lag_s = None if measured.client is None else measured.client.lag_max_s
+    spans = [request.chunk_times_s[-1] - request.sent_s for request in measured.requests if request.chunk_times_s]
+    chunks = sum(len(request.chunk_times_s) for request in measured.requests)
+    return (lag_s or 0.0) * chunks / max(sum(spans), 1e-9)
+
+
+def _host(measured: Round) -> Iterator[Reason]:
+    waited = None if measured.client is None else measured.client.run_queue_share
+    if waited is not None and waited > MAX_RUN_QUEUE_SHARE:
+        yield Reason(
+            name="host too busy",
+            seen=f"the client was ready to run and waited {share(round(waited, 3))} of the time for a core",
+            advice="end other work on this machine: python -m perf doctor names it",
+        )
 
 
 def _output_tokens(measured: Round) -> int | None:

@@ -127,12 +127,16 @@ def summary(throughput: float, *, level: int = 1, acceptance: float | None = Non
 def measured(throughput: float, *, level: int = 1, acceptance: float | None = None, ttft_s: float = 0.1) -> Measurement:
     """One case in one launch, of one round."""
     numbers = summary(throughput, level=level, acceptance=acceptance, ttft_s=ttft_s)
-    return Measurement(level=level, rounds=(RoundRecord(index=0, summary=numbers, reasons=()),), reasons=())
+    return Measurement(
+        level=level, rounds=(RoundRecord(index=0, summary=numbers, reasons=(), client=None),), reasons=()
+    )
 
 
 def failed(level: int = 1, reason: Reason = FAILED) -> Measurement:
     """One case in one launch that must not be believed."""
-    return Measurement(level=level, rounds=(RoundRecord(index=0, summary=None, reasons=(reason,)),), reasons=())
+    return Measurement(
+        level=level, rounds=(RoundRecord(index=0, summary=None, reasons=(reason,), client=None),), reasons=()
+    )
 
 
 def launch(

@@ -4,8 +4,18 @@ from dataclasses import replace
 
 import pytest
 
-from perf.trace import Counters, Failure, FailureName, RequestTrace, Round
-from perf.validity import Observation, Reason, check, check_warmup, level_never_reached
+from perf.trace import ClientHealth, Counters, Failure, FailureName, RequestTrace, Round
+from perf.validity import (
+    MAX_WARMUPS,
+    Observation,
+    Reason,
+    check,
+    check_capacity,
+    check_warmup,
+    is_warm,
+    level_never_reached,
+    remarks,
+)
 
 
 def request(index: int = 0, *, tokens: int = 100, prompt: int | None = 1024, cached: int | None = None) -> RequestTrace:
@@ -32,6 +42,7 @@ def seen(
     speculative: bool = False,
     required: bool = True,
     death: str | None = None,
+    client: ClientHealth | None = None,
 ) -> Observation:
     return Observation(
         round=Round(
@@ -40,6 +51,7 @@ def seen(
             planned_requests=len(requests) if planned is None else planned,
             requested_tokens=100,
             requests=requests,
+            client=client,
         ),
         before=Counters() if before is None and counted is not None else before,
         after=counted,
@@ -195,19 +207,138 @@ def warmup(*requests: RequestTrace, planned: int) -> Round:
 
 
 def test_a_warm_up_that_was_served_is_no_reason() -> None:
-    assert check_warmup(warmup(*TEN, planned=10), None) == ()
+    assert check_warmup([warmup(*TEN, planned=10)], None) == ()
 
 
 def test_a_warm_up_that_failed_is_named_with_its_failure_and_its_death() -> None:
     failed_one = failed(3, FailureName.HTTP_ERROR, "no room", 503)
-    (reason,) = check_warmup(warmup(*TEN[:3], failed_one, planned=8), None)
+    (reason,) = check_warmup([warmup(*TEN[:3], failed_one, planned=8)], None)
     assert (reason.name, reason.seen) == (
         "warm-up failed",
         "1 of 8 requests failed in round 1 (1 x http_503; first: no room)",
     )
     assert "cold" in reason.advice
-    reasons = check_warmup(warmup(planned=8), "killed by SIGKILL")
+    reasons = check_warmup([warmup(planned=8)], "killed by SIGKILL")
     assert [each.name for each in reasons] == ["server died", "warm-up failed"]
+
+
+def wave(*, tokens_s: float, slow_start_s: float = 0.0, chunks: int = 64) -> Round:
+    """A warm-up of one stream at a steady rate, but for a wait in the first half of its answer."""
+    half = chunks // 2
+    times = [(n + 1) / tokens_s + (slow_start_s if n > 0 else 0.0) for n in range(half)]
+    times += [times[-1] + (n + 1) / tokens_s for n in range(chunks - half)]
+    asked = replace(request(tokens=chunks), chunk_times_s=tuple(times), ended_s=times[-1])
+    return replace(warmup(asked, planned=1), level=1)
+
+
+def test_a_server_that_is_at_its_speed_needs_one_warm_up() -> None:
+    assert not is_warm([])
+    assert is_warm([wave(tokens_s=100)])
+    assert is_warm([wave(tokens_s=100, slow_start_s=0.02)])
+
+
+def test_a_server_that_gets_faster_within_its_warm_up_is_asked_again_until_it_does_not() -> None:  # sglang#28062
+    cold, warm = wave(tokens_s=249, slow_start_s=0.25), wave(tokens_s=249)
+    assert not is_warm([cold])
+    assert not is_warm([cold, warm])
+    assert is_warm([cold, warm, warm])
+    assert is_warm([cold, warm, wave(tokens_s=255)])
+    assert not is_warm([cold, warm, wave(tokens_s=270)])
+    assert check_warmup([cold, warm], None) == ()
+
+
+def test_a_warm_up_of_too_few_chunks_tells_nothing_and_is_asked_again() -> None:
+    few = wave(tokens_s=100, chunks=8)
+    assert not is_warm([few])
+    assert is_warm([few, few])
+
+
+def test_a_server_that_never_stops_getting_faster_is_not_measured() -> None:
+    waves = [wave(tokens_s=100 * 1.1**n, slow_start_s=0.5 / (n + 1)) for n in range(MAX_WARMUPS)]
+    (reason,) = check_warmup(waves, None)
+    assert reason.name == "never warm"
+    assert reason.seen.count(",") == MAX_WARMUPS - 1
+    assert "warmup_requests" in reason.advice
+
+
+# The client and its host.
+
+
+HEALTHY = ClientHealth(
+    processes=1,
+    reads=1000,
+    lag_p50_s=0.00003,
+    lag_p99_s=0.001,
+    lag_max_s=0.004,
+    turnaround_share=0.0002,
+    cpu_share=0.2,
+    run_queue_share=0.01,
+)
+#: One stream of 100 chunks a second.
+STEADY = replace(request(), chunk_times_s=tuple((n + 1) / 100 for n in range(100)), ended_s=1.0)
+
+
+def test_a_healthy_client_is_no_reason_and_no_remark() -> None:
+    assert check(seen(STEADY, client=HEALTHY)) == ()
+    assert remarks(seen(STEADY, client=HEALTHY).round) == ()
+    untold = replace(HEALTHY, lag_p50_s=None, lag_p99_s=None, lag_max_s=None, run_queue_share=None)
+    assert check(seen(STEADY, client=untold)) == ()
+
+
+@pytest.mark.parametrize(
+    ("client", "shown"),
+    [
+        (replace(HEALTHY, turnaround_share=0.023), "streams stood idle 2.3 % of the time between two requests"),
+        (replace(HEALTHY, lag_max_s=1.5), "it read up to 1,500 ms late, when 150 chunks of a stream lay unread"),
+        (replace(HEALTHY, cpu_share=0.97), "it needed 97 % of a core"),
+    ],
+)
+def test_a_client_that_was_measured_in_the_servers_place_is_named(client: ClientHealth, shown: str) -> None:
+    reason = only(seen(STEADY, client=client))
+    assert reason.name == "client was the bottleneck"
+    assert reason.seen == shown
+    assert "client_processes" in reason.advice
+
+
+def test_a_client_within_its_limits_is_believed() -> None:
+    assert check(seen(STEADY, client=replace(HEALTHY, turnaround_share=0.01, lag_max_s=1.0, cpu_share=0.9))) == ()
+
+
+def test_bytes_that_lay_unread_count_by_the_rate_of_a_stream() -> None:
+    """Late by a second at one chunk a second fills no buffer."""
+    slow = replace(request(), chunk_times_s=(1.0, 2.0, 3.0), ended_s=3.0)
+    assert check(seen(slow, client=replace(HEALTHY, lag_max_s=1.5))) == ()
+
+
+def test_all_that_speaks_against_the_client_is_shown_together() -> None:
+    reason = only(seen(STEADY, client=replace(HEALTHY, turnaround_share=0.5, cpu_share=1.0)))
+    assert reason.seen.count(";") == 1
+
+
+def test_a_failed_request_is_no_bottleneck_of_the_client() -> None:
+    broken = seen(STEADY, failed(1, FailureName.TRUNCATED), client=replace(HEALTHY, turnaround_share=0.5))
+    assert [each.name for each in check(broken)] == ["requests failed"]
+
+
+@pytest.mark.parametrize(("waited", "said", "believed"), [(0.04, False, True), (0.25, True, True), (0.26, True, False)])
+def test_a_busy_host_is_said_and_beyond_a_quarter_not_believed(waited: float, said: bool, believed: bool) -> None:
+    busy = seen(STEADY, client=replace(HEALTHY, run_queue_share=waited))
+    assert bool(remarks(busy.round)) is said
+    assert [each.name for each in check(busy)] == ([] if believed else ["host too busy"])
+    if said:
+        assert f"{waited * 100:.0f} %" in remarks(busy.round)[0]
+
+
+def test_a_rate_is_believed_that_was_carried_twice_over() -> None:
+    assert check_capacity(5000.0, 100, 10_000.0, 2.0) == ()
+    (reason,) = check_capacity(5000.0, 100, 8000.0, 2.0)
+    assert reason.name == "client was the bottleneck"
+    assert reason.seen == (
+        "5,000 chunks/s over 100 streams; to be believed it has to carry 10,000 on a null server, "
+        "and carried at most 8,000"
+    )
+    (reason,) = check_capacity(5000.0, 100, 0.0, 2.0)
+    assert reason.seen.endswith("carried none such")
 
 
 # The prefix cache.

@@ -1,0 +1,184 @@
+"""What the client can carry on this machine, shown on a null server and remembered.
+
+A level is believed only where the client has carried its streams and `ROOM` times its chunks a second. What was shown
+is kept in the user's cache for this machine, this version and this Python, so that it costs a second or two once.
+"""
+
+import os
+import platform
+import sys
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import filelock
+import psutil
+from pydantic import TypeAdapter
+
+import perf
+from perf import crew, load, metrics, null_server, server
+from perf.files import FileError, read_json, to_json, write_text
+from perf.rig import Rig
+from perf.validity import MAX_UNREAD_CHUNKS, unread_chunks
+from perf.workload import Message, PlannedRequest, RoundPlan
+
+#: The room that is asked for: a round's rate is its mean, and the client must not be near its end at the peaks.
+ROOM = 2.0
+
+#: How long the null server sends, in seconds.
+SHOWN_S = 1.0
+
+#: Fewer chunks to a stream say little of it.
+MIN_CHUNKS = 4
+
+#: The rate that must arrive of the rate that was sent.
+ARRIVED = 0.97
+
+#: A busy moment of the host is not the client's limit.
+TRIES = 3
+
+#: Where `doctor` begins to double, and where it ends: beyond what any server sends, and near what the null server can.
+FIRST_RATE = 8_000.0
+LAST_RATE = 128_000.0
+DOCTOR_STREAMS = 256
+
+#: Proofs that are kept; a case asks for one, and the best of them stand for many.
+MAX_PROOFS = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proof:
+    """So many chunks a second over so many streams were carried by so many processes."""
+
+    streams: int
+    processes: int
+    chunks_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kept:
+    host: str
+    proofs: tuple[Proof, ...]
+
+
+_KEPT = TypeAdapter(_Kept)
+
+
+class Capacity:
+    """What was shown on one machine. `show` says what is being done; a file that cannot be written is done without."""
+
+    def __init__(self, rig: Rig, show: Callable[[str], None], file: Path | None = None) -> None:
+        cores = len(psutil.Process().cpu_affinity() or ())
+        self._host = f"{rig.machine} {rig.cpu} {cores} {rig.kernel} {perf.__version__} {platform.python_version()}"
+        self._file = file or cache_file()
+        self._show = show
+        self.proofs: tuple[Proof, ...] = self._read()
+
+    def carried(self, streams: int, processes: int) -> float:
+        """The highest rate that was shown with as many streams or more, by as many processes or fewer; 0.0 if none."""
+        fit = (each for each in self.proofs if each.streams >= streams and each.processes <= processes)
+        return max((each.chunks_s for each in fit), default=0.0)
+
+    def prove(self, streams: int, chunks_s: float, processes: int) -> float:
+        """The rate carried, `chunks_s` or more where it was shown before or can be shown now."""
+        for _ in range(TRIES):
+            if (carried := self.carried(streams, processes)) >= chunks_s:
+                return carried
+            self._show(f"showing on a null server that the client carries {chunks_s:,.0f} chunks/s")
+            # A little more than is asked: the next round is never of exactly the same rate.
+            wanted = Proof(streams=streams, processes=processes, chunks_s=max(1.25 * chunks_s, MIN_CHUNKS * streams))
+            if _shown(wanted):
+                self._keep(wanted)
+        return self.carried(streams, processes)
+
+    def explore(self) -> float:
+        """Double the rate until it is not carried; the highest that was."""
+        rate = FIRST_RATE
+        while rate <= LAST_RATE:
+            proof = Proof(streams=DOCTOR_STREAMS, processes=1, chunks_s=rate)
+            self._show(f"client: {rate:,.0f} chunks/s over {DOCTOR_STREAMS} streams")
+            if self.carried(proof.streams, 1) < rate and not _shown(proof):
+                break
+            self._keep(proof)
+            rate *= 2
+        return self.carried(DOCTOR_STREAMS, 1)
+
+    def _read(self) -> tuple[Proof, ...]:
+        try:
+            kept = read_json(self._file, _KEPT, "a record of what the client can carry")
+        except FileError:  # none yet, or damaged: it is shown again
+            return ()
+        return kept.proofs if kept.host == self._host else ()
+
+    def _keep(self, proof: Proof) -> None:
+        def covers(one: Proof) -> bool:
+            return proof.streams >= one.streams and proof.processes <= one.processes and proof.chunks_s >= one.chunks_s
+
+        with suppress(FileError, OSError, filelock.Timeout):
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            with filelock.FileLock(f"{self._file}.lock", timeout=1.0):
+                # Another session may have shown something meanwhile.
+                known = dict.fromkeys((*self._read(), *self.proofs))
+                self.proofs = (*(each for each in known if not covers(each)), proof)[-MAX_PROOFS:]
+                write_text(self._file, to_json(asdict(_Kept(host=self._host, proofs=self.proofs)), indent=1) + "\n")
+            return
+        self.proofs = (*self.proofs, proof)[-MAX_PROOFS:]
+
+
+def cache_file() -> Path:
+    """In the user's cache (XDG Base Directory Specification)."""
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    folder = Path(base if os.path.isabs(base) else os.path.expanduser("~/.cache"))
+    return folder / "sglang-perf" / "capacity.json"
+
+
+def _shown(wanted: Proof) -> bool:
+    """Two requests to a stream, in lock step as a batch engine sends: does all of it arrive, and is it read in time?"""
+    step_s = wanted.streams / wanted.chunks_s
+    chunks = max(MIN_CHUNKS, round(SHOWN_S / step_s / 2))
+    requests = tuple(
+        PlannedRequest(index=index, prompt_id="null", messages=(Message(role="user", content=f"{index:016x}"),))
+        for index in range(2 * wanted.streams)
+    )
+    plan = RoundPlan(level=wanted.streams, index=0, warmup=requests[: wanted.streams], measured=requests)
+    spec = server.ServerSpec(
+        name="null",
+        command=(
+            sys.executable,
+            "-m",
+            "perf.null_server",
+            "--port",
+            "{port}",
+            "--burst",
+            "--step-ms",
+            f"{1000 * step_s:.9f}",
+        ),
+        python=None,
+        env=(),
+        cwd=Path(perf.__file__).parents[1],
+        ready_path="/health",
+        ready_timeout_s=30.0,
+        model=null_server.MODEL,
+        api_key=None,
+    )
+    with tempfile.TemporaryDirectory(prefix="sglang-perf-") as folder:
+        try:
+            with server.launch(spec, Path(folder) / "server.log") as running:
+                target = load.Target(
+                    base_url=running.base_url,
+                    model=running.model,
+                    authorization=None,
+                    endpoint="chat",
+                    temperature=0.0,
+                )
+                with crew.client(target, processes=wanted.processes) as client:
+                    client.warm_up(plan, 1)
+                    measured = client.run_round(plan, chunks)
+        except server.ServerError:
+            return False
+    summary = metrics.summarize(measured)
+    if summary is None or summary.output_tokens / summary.window_s < ARRIVED * wanted.chunks_s:
+        return False
+    return unread_chunks(measured) <= MAX_UNREAD_CHUNKS
