@@ -231,6 +231,11 @@ class Client:
                 turnaround_s=made.turnaround_s,
                 answering_s=sum(exchange.ended_s - exchange.sent_s for exchange in made.sent),
             )
+            for exchange in made.sent:
+                exchange.release()
+            for exchange in made.ready:  # never sent
+                exchange.released.cancel()
+            await asyncio.gather(*made.asking, return_exceptions=True)
             if made.error is not None:
                 raise made.error
         finally:
@@ -263,7 +268,7 @@ class Client:
         with suppress(openai.APIError):  # what came back stands in the exchange
             async with self._open(exchange.request, tokens):
                 pass
-        if not exchange.done.done():
+        if not exchange.over:
             raise RuntimeError("the openai package did not hand its request to the transport; see its version")
 
     def _asked(self, made: _Pass, task: asyncio.Task[None]) -> None:
@@ -326,6 +331,7 @@ class Client:
             made.changed.set()  # to be told at once
         made.failed = made.failed or made.part.stopped()
         if made.unbuilt and not made.failed:
+            exchange.release()
             self._build(made)
         self._next(made, connection, exchange.ended_s)
 
@@ -452,12 +458,12 @@ def _without_openai_environment() -> Iterator[None]:
 
 def _trace(exchange: Exchange, zero_s: float) -> RequestTrace:
     answer = exchange.reader.answer
-    times_s = array("d", (np.frombuffer(answer.chunk_times_s) - zero_s).tobytes())
+    np.frombuffer(answer.chunk_times_s)[:] -= zero_s  # in place: a long round's times are most of its memory
     return RequestTrace(
         index=exchange.request.index,
         prompt_id=exchange.request.prompt_id,
         sent_s=exchange.sent_s - zero_s,
-        chunk_times_s=times_s,
+        chunk_times_s=answer.chunk_times_s,
         chunk_tokens=answer.chunk_tokens,
         output_tokens=answer.output_tokens,
         prompt_tokens=answer.prompt_tokens,

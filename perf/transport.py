@@ -53,14 +53,14 @@ class Exchange:
 
     __slots__ = (
         "answered_s",
-        "done",
-        "ended_clean",
         "ended_s",
         "failure",
         "message",
+        "over",
         "parked",
         "reader",
         "refused",
+        "released",
         "request",
         "sent_s",
         "status",
@@ -74,11 +74,11 @@ class Exchange:
         self.sent_s = 0.0
         self.answered_s = 0.0  # when the head of the answer had come
         self.ended_s = 0.0
-        self.ended_clean = False
         self.status: int | None = None
         self.refused = bytearray()
         self.failure: Failure | None = None
-        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.over = False
+        self.released: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     @property
     def refuses(self) -> bool:
@@ -92,10 +92,10 @@ class Exchange:
 
     def end(self, ended_s: float, *, clean: bool) -> None:
         """Nothing more is coming."""
-        if self.done.done():
+        if self.over:
             return
+        self.over = True
         self.ended_s = ended_s
-        self.ended_clean = clean
         if self.failure is None and self.refuses:
             said = refusal(bytes(self.refused))
             self.failure = Failure(name=FailureName.HTTP_ERROR, status=self.status, detail=said)
@@ -103,7 +103,11 @@ class Exchange:
             self.fail(FailureName.CONNECTION, "the server closed the connection before an answer")
         answer = self.reader.close(self.ended_s, ended_clean=clean)
         self.failure = self.failure or answer.failure
-        self.done.set_result(None)
+
+    def release(self) -> None:
+        """Hand the response up to the openai package, which takes half a millisecond to look at it."""
+        if not self.released.done():
+            self.released.set_result(None)
 
 
 #: The exchange for which the openai package is building a request in this task.
@@ -317,11 +321,11 @@ class Transport(httpx2.AsyncBaseTransport):
         self.lags: array[float] = array("d")
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        """Park the request; its response comes when its answer has ended."""
+        """Park the request; its response comes when its answer has ended and the exchange is released."""
         exchange = EXCHANGE.get()
         exchange.message = _serialized(request, await request.aread())
         exchange.parked(exchange)
-        await exchange.done
+        await exchange.released
         if exchange.status is None:
             detail = exchange.failure.detail if exchange.failure else "no answer"
             raise httpx2.ConnectError(detail, request=request)
