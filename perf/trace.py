@@ -7,7 +7,7 @@ the usage chunk and `[DONE]` are not among them, the finish chunk only where tok
 
 from array import array
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 #: How much of a text from outside is kept in a trace, in characters. Far more than is ever shown: it is cut to that
@@ -57,8 +57,9 @@ class RequestTrace:
     index: int
     prompt_id: str
     sent_s: float
-    chunk_times_s: Sequence[float]
-    chunk_tokens: Sequence[int] | None
+    # Not in `repr()`, which asyncio makes of a task and its result: half a gigabyte for ten million.
+    chunk_times_s: Sequence[float] = field(repr=False)
+    chunk_tokens: Sequence[int] | None = field(repr=False)
     output_tokens: int | None
     prompt_tokens: int | None
     cached_tokens: int | None

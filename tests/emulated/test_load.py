@@ -5,6 +5,7 @@ import gzip
 import json
 import os
 import socket
+import ssl
 import struct
 import subprocess
 import sys
@@ -12,11 +13,13 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
+import trustme
 
+from perf import load
 from perf.load import Client, Limits, Progress, Target
 from perf.metrics import summarize
 from perf.trace import Round
@@ -67,7 +70,7 @@ Respond = Callable[[Stub, asyncio.StreamWriter], Awaitable[None]]
 
 
 @contextmanager
-def stub(respond: Respond) -> Iterator[Stub]:
+def stub(respond: Respond, tls: ssl.SSLContext | None = None) -> Iterator[Stub]:
     """A running stub; `respond` writes one answer, in the stub's own thread and loop."""
     server = Stub()
     started, stop = threading.Event(), threading.Event()
@@ -87,7 +90,7 @@ def stub(respond: Respond) -> Iterator[Stub]:
 
     async def serve() -> None:
         # The end of asyncio.run cancels the connections that are still open.
-        listener = await asyncio.start_server(connection, "127.0.0.1", 0, backlog=1024)
+        listener = await asyncio.start_server(connection, "127.0.0.1", 0, backlog=1024, ssl=tls)
         server.port = listener.sockets[0].getsockname()[1]
         started.set()
         await asyncio.to_thread(stop.wait)
@@ -573,6 +576,83 @@ def test_a_server_that_died_ends_the_round_at_once() -> None:
     assert "the server exited" in (measured.requests[0].failure or pytest.fail("no failure")).detail
     assert took_s < Limits().between_tokens_s
     assert len(server.asked) == 4
+
+
+def test_a_round_of_more_requests_than_are_built_ahead_is_like_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load, "BUILT_AHEAD", 6)
+    with stub(answer(stream(*GOOD) + END)) as server, client(server.port) as asking:
+        measured = asking.run_round(plan(4, 40), TOKENS)
+    assert labels(measured) == ["good"] * 40
+    assert [request.index for request in measured.requests] == list(range(40))
+    assert server.connections == 4
+
+
+def test_a_server_that_closes_every_connection_is_asked_over_new_ones() -> None:
+    with (
+        stub(
+            then_close(head("text/event-stream", "connection: close") + stream(*GOOD).removeprefix(head()) + END)
+        ) as server,
+        client(server.port) as asking,
+    ):
+        measured = asking.run_round(plan(3, 9), TOKENS)
+    assert labels(measured) == ["good"] * 9
+    assert server.connections == 9
+
+
+def test_a_request_larger_than_a_sockets_buffer_is_sent_whole() -> None:
+    large = (Message(role="user", content="x" * 8_000_000),)
+    with stub(answer(stream(*GOOD) + END)) as server, client(server.port) as asking:
+        measured = asking.run_round(plan(2, 2, large), TOKENS)
+    assert labels(measured) == ["good"] * 2
+    assert all(asked.body["messages"] == [{"role": "user", "content": "x" * 8_000_000}] for asked in server.asked)
+
+
+def test_an_encrypted_server_is_read_as_any_other_but_for_the_kernels_stamps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    authority = trustme.CA()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("localhost").configure_cert(context)
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
+    target = Target(base_url="", model="tiny", authorization=None, endpoint="chat", temperature=0.5)
+    long = b"".join(map(chunked, (*SOME, *(delta("x" * 900) for _ in range(80)), *GOOD[3:])))
+    with stub(answer(head() + long + END), tls=context) as server:
+        with Client(replace(target, base_url=f"https://localhost:{server.port}")) as asking:
+            measured = asking.run_round(plan(3, 9), TOKENS)
+        monkeypatch.delenv("SSL_CERT_FILE")
+        with Client(replace(target, base_url=f"https://localhost:{server.port}")) as distrusting:
+            refused = distrusting.run_round(plan(3, 9), TOKENS)
+    assert labels(measured) == ["good"] * 9
+    assert server.connections >= 3
+    assert measured.client is not None
+    assert measured.client.lag_p99_s is None
+    assert labels(refused) == ["connection"]
+    assert "certificate" in (refused.requests[0].failure or pytest.fail("no failure")).detail
+
+
+def test_the_time_of_a_token_is_when_it_came_not_when_it_was_read() -> None:
+    """The client is kept from reading for half a second, in which the answer comes."""
+
+    async def respond(_: Stub, writer: asyncio.StreamWriter) -> None:
+        writer.write(stream(*SOME))
+        await asyncio.sleep(SHORT_S / 4)
+        writer.write(b"".join(map(chunked, GOOD[3:])) + END)
+
+    with stub(respond) as server, client(server.port) as asking:
+        measured = asking.run_round(plan(1, 1), TOKENS, show=lambda _: time.sleep(SHORT_S))
+    (request,) = measured.requests
+    assert request.failure is None
+    assert request.ended_s < SHORT_S
+    assert measured.client is not None
+    assert measured.client.lag_max_s is not None
+    assert measured.client.lag_max_s > SHORT_S / 4
+
+
+def test_a_long_round_is_not_written_out_by_whoever_shows_it() -> None:
+    with stub(answer(stream(*GOOD) + END)) as server:
+        measured = one_round(server.port)
+    assert "chunk_times_s" not in repr(measured)
 
 
 # The emulator, whose truth is known.
