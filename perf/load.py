@@ -33,7 +33,7 @@ WATCH_INTERVAL_S = 0.25
 
 #: A connection idle for longer is not used again: uvicorn closes its own after 5 s, and a request that meets the
 #: closing would fail.
-KEEPALIVE_S = 1.0
+KEEPALIVE_S = 3.0
 
 #: The body of an answer with another status than 200 is waited for so long: it is read for its message only.
 REFUSAL_S = 5.0

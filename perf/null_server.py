@@ -279,7 +279,7 @@ class Options:
     truth: Path | None
 
 
-class Schedule:
+class CoreTime:
     """How long this process had a core, and how long it waited for one, while a request was in flight."""
 
     def __init__(self) -> None:
@@ -327,10 +327,11 @@ class NullServer:
         self._connections: dict[int, Connection] = {}
         self._queue: deque[Stream] = deque()  # by the time at which the next chunk is due
         self._in_flight = 0
+        self._zero_s = 0.0
         self._stopped = False
         self._accepted_s = array("d")
         self._streams: list[Stream] = []
-        self._schedule = Schedule()
+        self._core_time = CoreTime()
 
     @property
     def port(self) -> int:
@@ -357,7 +358,7 @@ class NullServer:
             self._serve(self._epoll.poll(0))
             self._send_due(clock())
         if self._in_flight:
-            self._schedule.stop()
+            self._core_time.stop()
 
     # Reading
 
@@ -445,12 +446,14 @@ class NullServer:
     # Sending
 
     def _start(self, connection: Connection, ask: Ask, arrival_s: float) -> None:
-        if not self._in_flight:
-            self._schedule.start()
-        self._in_flight += 1
         due_s, step_s = arrival_s + self._options.first_s, self._options.step_s
-        if step_s:
-            due_s = (math.ceil(due_s / step_s - connection.phase) + connection.phase) * step_s
+        if not self._in_flight:
+            self._core_time.start()
+            self._zero_s = due_s
+        self._in_flight += 1
+        if step_s:  # the stream's next place in the steps, which began when the idle server was asked
+            passed = math.floor((due_s - self._zero_s) / step_s - connection.phase) + 1
+            due_s = self._zero_s + (passed + connection.phase) * step_s
         sends = render(ask.chat, ask.tokens, self._options.tokens_per_chunk)
         connection.stream = stream = Stream(connection, ask, sends, arrival_s, due_s, due_s)
         self._streams.append(stream)
@@ -519,7 +522,7 @@ class NullServer:
         stream.sends = ()
         self._in_flight -= 1
         if not self._in_flight:
-            self._schedule.stop()
+            self._core_time.stop()
 
     def _close(self, connection: Connection) -> None:
         """The client has gone, or is none."""
@@ -536,8 +539,11 @@ class NullServer:
 
     def truth(self) -> bytes:
         """All that was sent so far, as an .npz that `read_truth` reads."""
-        per_chunk = self._options.tokens_per_chunk
-        tokens = [chunk_tokens(stream.ask.tokens, per_chunk)[: len(stream.sent_s)] for stream in self._streams]
+        sent_s = [np.asarray(stream.sent_s) for stream in self._streams]
+        tokens = [
+            np.array(chunk_tokens(stream.ask.tokens, self._options.tokens_per_chunk)[: len(stream.sent_s)])
+            for stream in self._streams
+        ]
         arrays: dict[str, NDArray[np.generic]] = {
             "id": np.array([stream.ask.id for stream in self._streams], dtype=f"U{ID_CHARACTERS}"),
             "connection": np.array([stream.connection.number for stream in self._streams], dtype=np.int64),
@@ -545,11 +551,11 @@ class NullServer:
             "due_s": np.array([stream.due_s for stream in self._streams]),
             "blocked": np.array([stream.blocked for stream in self._streams], dtype=np.int64),
             "chunks": np.array([len(stream.sent_s) for stream in self._streams], dtype=np.int64),
-            "sent_s": np.array(list(itertools.chain.from_iterable(stream.sent_s for stream in self._streams))),
-            "tokens": np.array(list(itertools.chain.from_iterable(tokens)), dtype=np.int64),
+            "sent_s": np.concatenate([np.empty(0), *sent_s]),
+            "tokens": np.concatenate([np.empty(0, np.int64), *tokens]).astype(np.int64),
             "accepted_s": np.array(self._accepted_s),
             "step_s": np.array(self._options.step_s),
-            **{name: np.array(value) for name, value in self._schedule.facts().items()},
+            **{name: np.array(value) for name, value in self._core_time.facts().items()},
         }
         made = io.BytesIO()
         np.savez(made, allow_pickle=False, **arrays)

@@ -208,8 +208,8 @@ def test_the_truth_agrees_with_what_was_received(tmp_path: Path) -> None:
         assert sent.tokens.tolist() == list(request.chunk_tokens or ()) == [4, 4, 2]
         assert before_s < sent.arrival_s <= sent.sent_s[0]
         assert sent.sent_s[-1] < after_s
-        # On the client's clock nothing takes less time than on the server's: what is sent is read later.
-        assert request.chunk_times_s[-1] - request.sent_s > sent.sent_s[-1] - sent.arrival_s
+        # On the client's clock nothing takes less time than on the server's, but for the grain of the kernel's stamps.
+        assert request.chunk_times_s[-1] - request.sent_s > sent.sent_s[-1] - sent.arrival_s - 1e-3
     assert 0 < truth.busy_s < after_s - before_s
     assert truth.on_cpu_s is None or 0 < truth.on_cpu_s <= truth.busy_s * 1.05
 
@@ -247,14 +247,16 @@ def test_hundreds_of_streams_are_sent_in_step_and_none_is_forgotten(tmp_path: Pa
 
 
 def due_places(tmp_path: Path, *options: str) -> list[float]:
-    """Where in the step the first chunk of each of 16 streams was due, in steps."""
+    """Where in the step the first chunk of each of 16 streams was due, in steps behind that of the first stream."""
     with null_server(tmp_path, "--step-ms", str(STEP_MS), *options) as server:
         with Client(target(server)) as client:
             client.run_round(planned(16, 16), 3)
         truth = server.end()
     assert len(truth.lateness_s()) == 16 * 3
     assert float(truth.lateness_s().min()) >= 0
-    return sorted(request.due_s / (STEP_MS / 1e3) % 1 for request in truth.requests)
+    assert all(0 <= request.due_s - request.arrival_s <= STEP_MS / 1e3 + 1e-6 for request in truth.requests)
+    first_s = truth.requests[0].due_s
+    return sorted((request.due_s - first_s) / (STEP_MS / 1e3) % 1 for request in truth.requests)
 
 
 def test_streams_are_spread_over_the_step(tmp_path: Path) -> None:
