@@ -9,7 +9,6 @@ import asyncio
 import os
 import random
 import time
-from array import array
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager, suppress
@@ -348,18 +347,24 @@ class Client:
             made.flying[exchange] = connection
             connection.send(exchange)
             made.turnaround_s += 0.0 if free_s is None else exchange.sent_s - free_s
-        else:
+        elif len(made.ready) > made.to_come:
             made.to_come += 1
             task = self._loop.create_task(self._reopen(made, free_s))
             made.asking.add(task)
             task.add_done_callback(partial(self._asked, made))
 
     async def _reopen(self, made: _Pass, free_s: float | None) -> None:
-        for connection in await self._connect(made, 1):
-            self._come(made, connection, free_s)
+        """A new connection, and none that is idle: that one waits for a request that is being built."""
+        try:
+            connection = await self._transport.open()
+        except OSError as error:
+            made.to_come -= 1
+            if made.ready:  # else others have taken what there was
+                self._unreachable(made, error)
+            made.changed.set()
             return
-        made.to_come -= 1
-        made.changed.set()
+        connection.ended = partial(self._ended, made)
+        self._come(made, connection, free_s)
 
     def _look(self, made: _Pass, died: Callable[[], bool]) -> None:
         """End what is silent for too long, or everything where the server has died."""

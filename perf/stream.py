@@ -72,9 +72,7 @@ class EventStream:
 
     def close(self) -> bytes:
         """What the end of the body cuts off: an error object or half a JSON text must not get lost."""
-        rest = bytes(self._rest)
-        self._rest.clear()
-        return rest
+        return bytes(self._rest)
 
     def _line_feeds(self, piece: bytes) -> bytes:
         """CRLF and CR as LF, also where a CRLF is split over two pieces."""
@@ -92,7 +90,7 @@ class EventStream:
         """A byte order mark at the very beginning says nothing."""
         mark = b"\xef\xbb\xbf"
         self._rest += piece
-        if len(self._rest) < len(mark) and mark.startswith(self._rest):
+        if len(self._rest) < len(mark):  # no event is so short
             return b""
         self._begun = True
         piece = bytes(self._rest.removeprefix(mark))

@@ -16,7 +16,17 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from perf.metrics import summarize
-from perf.stream import MAX_COUNT, Answer, EventStream, Reader, message_of, read_block, refusal
+from perf.stream import (
+    ANSWER_BYTES,
+    ANSWER_BYTES_PER_TOKEN,
+    MAX_COUNT,
+    Answer,
+    EventStream,
+    Reader,
+    message_of,
+    read_block,
+    refusal,
+)
 from perf.trace import MAX_DETAIL, FailureName, RequestTrace, Round
 
 CAPTURES = Path(__file__).parents[1] / "data" / "sglang"
@@ -258,6 +268,17 @@ def test_every_chunk_bears_the_time_of_the_read_that_ended_it() -> None:
     assert times(read) == ends
 
 
+def test_only_events_are_heard_and_no_part_of_one_and_no_keep_alive() -> None:
+    reader = Reader(8)
+    heard: list[tuple[int, float]] = []
+    for time_s, piece in enumerate(
+        (b": hi\n\n", GOOD[0], b":\n\n", b"event: ping\n\n", GOOD[1][:9], GOOD[1][9:], b"\n")
+    ):
+        reader.feed(float(time_s), piece)
+        heard.append((reader.events, reader.heard_s))
+    assert heard == [(0, 0.0), (1, 1.0), (1, 1.0), (1, 1.0), (1, 1.0), (2, 5.0), (2, 5.0)]
+
+
 def test_a_long_event_in_many_reads_is_one_chunk() -> None:
     long = data(text("x" * 1_000_000))
     pieces = [long[start : start + 4096] for start in range(0, len(long), 4096)]
@@ -350,6 +371,47 @@ def test_a_count_that_is_no_count_is_none(value: object) -> None:
     read = answer(*GOOD[:-2], data({"choices": [], "usage": {**usage(8), "prompt_tokens": value}}), DONE)
     assert read.failure is None
     assert read.prompt_tokens is None
+
+
+def test_a_chunk_without_text_whose_count_has_not_risen_is_no_chunk() -> None:
+    read = answer(data(text("x", 3)), data(text("", 3)), data(text("x", 8)), *end(8), gap_s=1.0)
+    assert (counts(read), times(read)) == ([3, 5], [1.0, 3.0])
+
+
+def test_text_whose_count_has_not_risen_is_a_chunk_of_no_token() -> None:
+    read = answer(data(text("x", 3)), data(text("x", 3)), data(text("x", 8)), *end(8), gap_s=1.0)
+    assert (counts(read), times(read)) == ([3, 0, 5], [1.0, 2.0, 3.0])
+
+
+def test_of_two_finish_chunks_the_first_is_when_the_last_token_came() -> None:
+    finish = data(delta(finish="length"))
+    read = answer(data(text("x", 3)), finish, finish, *end(8)[1:], gap_s=1.0)
+    assert (counts(read), times(read)) == ([3, 5], [1.0, 2.0])
+
+
+def test_tokens_without_text_may_come_in_the_read_of_the_last_text() -> None:
+    read = answer(data(text("x", 3)) + b"".join(end(8)))
+    assert (counts(read), times(read)) == ([3, 5], [1.0, 1.0])
+
+
+def test_an_answer_may_have_exactly_the_most_bytes() -> None:
+    most = ANSWER_BYTES + 8 * ANSWER_BYTES_PER_TOKEN
+    good = b"".join(GOOD)
+    filled = good + b":" * (most - len(good))
+    assert failure(answer(*cut(filled, [1000]))) is None
+    read = answer(*cut(filled + b":", [1000]))
+    assert failure(read) is FailureName.MALFORMED
+    assert read.failure is not None
+    assert read.failure.detail == f"more than {most:,} bytes for 8 tokens"
+
+
+def test_what_comes_behind_a_failure_is_not_looked_at() -> None:
+    reader = Reader(8)
+    for piece in (GOOD[0], data({"error": "full"}), *GOOD):
+        reader.feed(1.0, piece)
+    assert (reader.events, reader.tokens) == (2, 0)
+    read = reader.close(2.0, ended_clean=True)
+    assert (failure(read), read.output_tokens, times(read)) == (FailureName.ERROR_IN_STREAM, None, [])
 
 
 # What others read wrongly.
@@ -505,6 +567,7 @@ def test_a_thousand_exclamation_marks_are_the_thousand_tokens_that_usage_says() 
         ((*GOOD[:3], *end(8, "abort")[:1], *GOOD[3:]), True, FailureName.MALFORMED, '"abort", and then "length"'),
         ((*GOOD[:4], *end(8, "stop")), True, FailureName.MALFORMED, '"length", and then "stop"'),
         ((data({"error": {"code": 500}}),), True, FailureName.ERROR_IN_STREAM, '{"code": 500}'),
+        ((data({"error": {"code": 10**40}}),), True, FailureName.ERROR_IN_STREAM, "0" * 40),
     ],
 )
 def test_an_answer_that_is_not_good_fails_by_name(
@@ -514,6 +577,13 @@ def test_an_answer_that_is_not_good_fails_by_name(
     assert failure(read) is expected
     assert read.failure is not None
     assert detail in read.failure.detail
+
+
+def test_an_endless_finish_reason_is_not_kept() -> None:
+    read = answer(*GOOD[:3], *end(8, "x" * 9000))
+    assert len(read.finish_reason or "") == MAX_DETAIL
+    twice = answer(*GOOD[:3], data(delta(finish="x" * 9000)), *end(8, "x" * 9000))
+    assert failure(twice) is FailureName.WRONG_LENGTH
 
 
 @pytest.mark.parametrize("piece", [data({"error": "e" * 9000}), data({"error": ["e" * 9000]}), data(b"e" * 9000)])
@@ -753,7 +823,7 @@ def usually(*values: bytes) -> st.SearchStrategy[bytes]:
 
 COUNT_TEXTS = usually(b"0", b"3", b"5", b"8")
 CONTENT_TEXTS = usually(b'""', b'"x"', b'"x"', '"\u65e5"'.encode())
-ERROR_TEXTS = mostly(st.just(b"null"), ANYTHING, share=5)
+ERROR_TEXTS = mostly(st.just(b"null"), ANYTHING, share=1)
 DETAILS = members((b"cached_tokens", COUNT_TEXTS), others=[(b"audio_tokens", ANYTHING)])
 USAGE_TEXTS = members(
     (b"completion_tokens", COUNT_TEXTS),
@@ -795,7 +865,10 @@ CHUNK_TEXTS = st.tuples(
 @example([b'{"choices":[{"delta":{"content":"x"}}],"usage":{"completion_tokens":8.0}}'], True)
 @example([b'{"choices":[],"error":{"a":1},"error":null}'], True)
 @example([b'{"choices":[],"object":"error","message":"full"}'], True)
+@example([b'{"choices":[{"delta":{"content":"x"}}],"error":{"message":"full"}}'], True)
 @example([b'{"choices":[],"message":"full"}'], True)
+@example([b'{"choices":[{"delta":{"content":"x"},"finish_reason":"length"},{"finish_reason":"stop"}]}'], True)
+@example([b'{"choices":[],"usage":{"completion_tokens":%d}}' % MAX_COUNT], True)
 @example([b'{"choices":[{"error":{"message":"lost"}}]}'], True)
 @example([b'{"choices":[{"finish_reason":"abort"},{"error":{}}]}'], True)
 def test_what_is_read_fast_says_what_it_says_read_slowly(texts: list[bytes], clean: bool) -> None:
@@ -834,6 +907,15 @@ def test_an_event_of_the_usual_shape_is_not_read_twice(monkeypatch: pytest.Monke
         for size in (1, 100, len(body)):
             answer(*(body[start : start + size] for start in range(0, len(body), size)))
     assert slowly == []
+
+
+@pytest.mark.parametrize("depth", [300, 100_000])
+def test_nothing_is_nested_too_deeply_to_be_read_or_refused(depth: int) -> None:
+    for beside in (b"[" * depth + b"]" * depth, b"[" * depth, b'{"a":' * depth + b"1" + b"}" * depth):
+        reads = [(1.0, data(text())), (2.0, data(b'{"choices":[],"more":' + beside + b"}"))]
+        read = read_answer(reads, requested_tokens=1000, ended_clean=True)
+        whole = depth == 300 and beside.endswith((b"]", b"}"))
+        assert failure(read) is (FailureName.TRUNCATED if whole else FailureName.MALFORMED)
 
 
 def test_what_is_nested_too_deeply_to_be_shown_is_an_error_all_the_same() -> None:
@@ -946,8 +1028,8 @@ def test_wherever_a_good_answer_is_cut_off_it_is_good_only_if_all_was_said(size:
         assert whole.output_tokens == (8 if length >= told else None)
 
 
-#: Seconds of the processor's. Linear work takes a fiftieth of it; work on all that came before, with every piece, many
-#: times as much.
+#: Seconds of the processor's: several times what linear work takes. Work on all that came before, with every piece,
+#: would take several times as much.
 WORK_S = 20.0
 
 
@@ -984,6 +1066,6 @@ def test_however_long_an_event_is_each_byte_is_worked_on_a_few_times(name: str, 
 
 
 def test_a_line_that_comes_a_byte_at_a_time_is_searched_once() -> None:
-    body = LONG_EVENTS["a line"]
+    body = data(text("x" * 2 * LONG))
     read = read_within_bounds(bytes([each]) for each in b"".join((body, *end(1000))))
     assert (read.failure, len(times(read)), read.output_tokens) == (None, 1, 1000)
