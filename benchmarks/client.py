@@ -16,6 +16,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields
@@ -224,17 +225,6 @@ class Trial:
         right = int((self.observed.tokens == self.job.tokens).sum())
         return self.job.requests - min(right, len(self.whole), self.job.requests - len(self.observed.errors))
 
-    @cached_property
-    def zero_s(self) -> float:
-        """What brings the client's stamps to the server's clock.
-
-        Where it is not known, the latest that is possible: no request arrives before it was sent. A lag is then
-        overstated by the way of the fastest request, and never understated.
-        """
-        if self.observed.zero_known:
-            return 0.0
-        return min(sent.arrival_s - sent_s for sent_s, _, sent in self.whole)
-
     @property
     def began_s(self) -> float:
         return min(request.arrival_s for request in self.sent.values())
@@ -258,8 +248,8 @@ class Trial:
         for _, times_s, sent in self.whole:
             due_s = sent.due_s + self.truth.step_s * np.arange(len(sent.sent_s))
             last = due_s > self.due_s - (self.due_s - self.began_s) / 4
-            late.append((times_s + self.zero_s - (due_s if sent.blocked else sent.sent_s))[last])
-        late_s = float(np.median(np.concatenate(late))) + self.observed.read_lag_s
+            late.append((times_s - (due_s if sent.blocked else sent.sent_s))[last])
+        late_s = float(np.median(np.concatenate(late))) + self.observed.read_lag_p50_s
         return late_s / (self.due_s - self.began_s)
 
     @property
@@ -341,7 +331,7 @@ class Table:
         heading = f"## {self.title}" if style == "github" else f"{self.title}\n{'=' * len(self.title)}"
         right = ("left", *["right"] * (len(self.headers) - 2), "left")
         body = tabulate(self.rows, self.headers, tablefmt=style, colalign=right, disable_numparse=True)
-        return f"{heading}\n\n{self.note}\n\n{body}\n"
+        return f"{heading}\n\n{textwrap.fill(self.note, 128)}\n\n{body}\n"
 
 
 def ms(seconds: float) -> str:
@@ -487,6 +477,7 @@ class Fidelity:
     ttft_p99: float
     itl_p99: float
     rate: float
+    read_lag_p99: float
     cpu: float
     run_queue: float
     server_late_p99: float
@@ -494,7 +485,7 @@ class Fidelity:
 
 def fidelity(tried: Trial) -> Fidelity:
     """Compare one trial with its truth."""
-    lags = np.concatenate([times_s + tried.zero_s - sent.sent_s for _, times_s, sent in tried.whole])
+    lags = np.concatenate([times_s - sent.sent_s for _, times_s, sent in tried.whole])
     ttft = np.array([(t[0] - sent_s) - (sent.sent_s[0] - sent.arrival_s) for sent_s, t, sent in tried.whole])
     seen = np.concatenate([np.diff(times_s) for _, times_s, _ in tried.whole])
     made = np.concatenate([np.diff(sent.sent_s) for _, _, sent in tried.whole])
@@ -505,6 +496,7 @@ def fidelity(tried: Trial) -> Fidelity:
         ttft_p99=float(np.percentile(ttft, 99)),
         itl_p99=float(np.percentile(seen, 99) - np.percentile(made, 99)),
         rate=tried.rate / tried.true_rate - 1,
+        read_lag_p99=tried.observed.read_lag_p99_s,
         cpu=tried.observed.cpu_s / tried.observed.wall_s,
         run_queue=tried.run_queue_share,
         server_late_p99=float(np.percentile(tried.truth.lateness_s(), 99)),
@@ -543,6 +535,7 @@ def truthfulness(contenders: Sequence[Contender], size: Size, rate: int, tally: 
                 ms(it.ttft_p99),
                 ms(it.itl_p99),
                 percent(it.rate, 2),
+                ms(it.read_lag_p99) if name == OURS else "-",
                 percent(it.cpu, 0),
                 percent(it.run_queue),
                 ms(it.server_late_p99),
@@ -552,10 +545,9 @@ def truthfulness(contenders: Sequence[Contender], size: Size, rate: int, tally: 
     return Table(
         title=f"Truth at {rate:,} tok/s, {size.streams} streams",
         note=f"Milliseconds; medians of {size.repeats} rounds of {size.fidelity_s:g} s. Lag: a token's stamp behind "
-        "its send (ours knows no absolute zero: the latest possible one is taken, so its lag is overstated by the way "
-        "of the fastest request). TTFT error: the client's TTFT (from the call; ours from the write) less the server's "
-        "(arrival to first send). ITL: difference of the p99. tok/s: over the whole round. Server late: what it sent "
-        "behind its schedule, at p99.",
+        "its send. TTFT error: the client's TTFT (from the call; ours from the write) less the server's (arrival to "
+        "first send). ITL: difference of the p99. tok/s: over the whole round. Read late: ours stamps with the arrival "
+        "at the host, and reads so much later. Server late: what it sent behind its schedule, at p99.",
         headers=(
             "client",
             "lag p50",
@@ -564,6 +556,7 @@ def truthfulness(contenders: Sequence[Contender], size: Size, rate: int, tally: 
             "p99",
             "ITL p99",
             "tok/s error",
+            "read late p99",
             "CPU",
             "run-queue wait",
             "server late",

@@ -64,9 +64,9 @@ class Seen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
-    """One round as a client saw it. `zero_known`: its clock is the server's (CLOCK_MONOTONIC).
+    """One round as a client saw it; its clock is the server's (CLOCK_MONOTONIC).
 
-    A client that stamps with the arrival at the host, not with its own reading, read `read_lag_s` later (median).
+    A client that stamps with the arrival at the host, not with its own reading, read so much later (median, p99).
     """
 
     ids: tuple[str, ...]
@@ -74,8 +74,8 @@ class Observed:
     times_s: tuple[NDArray[np.float64], ...]
     tokens: NDArray[np.int64]
     errors: tuple[str, ...]
-    zero_known: bool
-    read_lag_s: float
+    read_lag_p50_s: float
+    read_lag_p99_s: float
     cpu_s: float
     wall_s: float
     run_queue_s: float | None
@@ -85,7 +85,8 @@ class Observed:
 class Meter:
     """CPU time of the whole process, and its main thread's wait for a core, within `with meter.running():`."""
 
-    read_lag_s: float = 0.0
+    read_lag_p50_s: float = 0.0
+    read_lag_p99_s: float = 0.0
     cpu_s: float = 0.0
     wall_s: float = 0.0
     run_queue_s: float | None = None
@@ -236,14 +237,15 @@ def ours(job: Job, meter: Meter) -> list[Seen]:
         with meter.running():
             measured = client.run_round(plan, job.tokens)
     if measured.client is not None:
-        meter.read_lag_s = measured.client.lag_p50_s or 0.0
+        meter.read_lag_p50_s = measured.client.lag_p50_s or 0.0
+        meter.read_lag_p99_s = measured.client.lag_p99_s or 0.0
     missing = job.requests - len(measured.requests)
     return [
         *(
             Seen(
                 request.index,
-                request.sent_s,
-                list(request.chunk_times_s),
+                request.sent_s + measured.zero_s,
+                [time_s + measured.zero_s for time_s in request.chunk_times_s],
                 request.output_tokens or 0,
                 "" if request.failure is None else f"{request.failure.label}: {request.failure.detail}",
             )
@@ -267,7 +269,7 @@ PER_EVENT = "aiohttp, JSON per event"
 # From process to process.
 
 
-def save(job: Job, seen: list[Seen], meter: Meter, *, zero_known: bool) -> None:
+def save(job: Job, seen: list[Seen], meter: Meter) -> None:
     """Write what was seen where the job wants it."""
     queued_s = np.nan if meter.run_queue_s is None else meter.run_queue_s
     np.savez(
@@ -279,23 +281,22 @@ def save(job: Job, seen: list[Seen], meter: Meter, *, zero_known: bool) -> None:
         chunks=np.array([len(one.times_s) for one in seen], dtype=np.int64),
         tokens=np.array([one.tokens for one in seen], dtype=np.int64),
         errors=np.array([one.error for one in seen]),
-        zero_known=np.array(zero_known),
-        cost=np.array([meter.read_lag_s, meter.cpu_s, meter.wall_s, queued_s]),
+        cost=np.array([meter.read_lag_p50_s, meter.read_lag_p99_s, meter.cpu_s, meter.wall_s, queued_s]),
     )
 
 
 def load(file: Path) -> Observed:
     """Read what `save` wrote."""
     with np.load(file, allow_pickle=False) as stored:
-        read_lag_s, cpu_s, wall_s, run_queue_s = stored["cost"].tolist()
+        read_lag_p50_s, read_lag_p99_s, cpu_s, wall_s, run_queue_s = stored["cost"].tolist()
         return Observed(
             ids=tuple(stored["ids"].tolist()),
             sent_s=stored["sent_s"],
             times_s=tuple(np.split(stored["times_s"], np.cumsum(stored["chunks"])[:-1])),
             tokens=stored["tokens"],
             errors=tuple(error for error in stored["errors"].tolist() if error),
-            zero_known=bool(stored["zero_known"]),
-            read_lag_s=read_lag_s,
+            read_lag_p50_s=read_lag_p50_s,
+            read_lag_p99_s=read_lag_p99_s,
             cpu_s=cpu_s,
             wall_s=wall_s,
             run_queue_s=None if np.isnan(run_queue_s) else run_queue_s,
@@ -311,7 +312,7 @@ def main(name: str, core: int) -> None:
     os.sched_setaffinity(0, {core})
     for line in sys.stdin:
         job, meter = Job(**json.loads(line)), Meter()
-        save(job, CONTENDERS[name](job, meter), meter, zero_known=name != OURS)
+        save(job, CONTENDERS[name](job, meter), meter)
         print("done", flush=True)
 
 
