@@ -27,10 +27,11 @@ from packaging.requirements import Requirement
 from perf import load, ports, suite
 from perf.capacity import DOCTOR_STREAMS, FIRST_RATE, LAST_RATE, ROOM, Capacity
 from perf.measure import Bench, Show, build, spec
-from perf.rig import EMULATED_RIG_ID, UNREADABLE, GpuState, Rig
+from perf.rig import EMULATED_RIG_ID, UNREADABLE, GpuState, Rig, states
 from perf.sample import throughputs
 from perf.suite import Case, Suite, Variant
 from perf.text import printable, share
+from perf.validity import taken
 from perf.verdict import sample
 
 #: A quiet machine's own housekeeping stays below this share of its cores.
@@ -43,8 +44,6 @@ WATCH_S = 2.0
 MIN_FREE_BYTES = 2 * 1024**3
 #: Sockets of a round, its pipes and files, and the interpreter's own.
 SPARE_HANDLES = 256
-#: An idle GPU's own: context of the display, of a monitoring agent.
-MAX_IDLE_GPU_BYTES = 512 * 1024**2
 #: Hotter than this before any load, a card will slow down under it.
 MAX_IDLE_CELSIUS = 65
 
@@ -201,14 +200,9 @@ def gpus(rig: Rig, states: tuple[GpuState, ...]) -> Iterator[Finding]:
     yield Finding(fitness=Fitness.OK, name="gpu", seen=f"{rig.id}, driver {rig.driver or 'not told'}")
     for state in states:
         name = f"GPU {state.index}"
-        if state.processes:
-            who = ", ".join(f"{each.name} (pid {each.pid})" for each in state.processes[:5])
-            advice = "end them; the suite measures GPUs that are its own"
-            yield Finding(fitness=Fitness.UNFIT, name=name, seen=f"others are on it: {who}", advice=advice)
-        elif state.memory_used_bytes is not None and state.memory_used_bytes > MAX_IDLE_GPU_BYTES:
-            seen = f"{state.memory_used_bytes / 1024**3:.1f} GiB of its memory are taken and nobody is seen on it"
-            advice = "look for processes of other containers: nvidia-smi on the host"
-            yield Finding(fitness=Fitness.UNFIT, name=name, seen=seen, advice=advice)
+        if why := taken(state):
+            advice = "the suite measures GPUs that are its own: end what runs there, in other containers too"
+            yield Finding(fitness=Fitness.UNFIT, name=name, seen=why, advice=advice)
         if state.slowed_by:
             advice = "cool it, or lift the limit it names: nvidia-smi -q -d PERFORMANCE"
             yield Finding(
@@ -303,6 +297,7 @@ def noise(
         show=Show(line=show, live=lambda _: None),
         limits=load.Limits(),
         capacity=Capacity(rig, lambda _: None),
+        gpus=lambda: states(rig) if chosen.gpus else (),
     )
     where = f"{case.id} on {EMULATED_RIG_ID if chosen.emulated else rig.id}"
     samples = []

@@ -43,6 +43,7 @@ class Watch:
 def _waited_s() -> float | None:
     """How long this thread has waited for a core since its beginning; None where the kernel does not tell."""
     try:
-        return int(SCHEDSTAT.read_text(encoding="ascii").split()[1]) * 1e-9
-    except (OSError, ValueError, IndexError):
+        on_core_ns, waited_ns, _ = map(int, SCHEDSTAT.read_text(encoding="ascii").split())
+    except (OSError, ValueError):
         return None
+    return waited_ns * 1e-9 if on_core_ns else None  # a kernel that keeps no count says 0 for all

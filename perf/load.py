@@ -37,8 +37,8 @@ KEEPALIVE_S = 3.0
 #: The body of an answer with another status than 200 is waited for so long: it is read for its message only.
 REFUSAL_S = 5.0
 
-#: Requests that are built before the clock starts: those of a round of any usual size, in some tens of megabytes. Of a
-#: longer one the rest is built as others end.
+#: Requests that are built before the clock starts: those of a round of any usual size, in some tens of megabytes, and
+#: one for every stream at least. Of a longer round the rest is built as others end.
 BUILT_AHEAD = 4096
 
 
@@ -204,14 +204,15 @@ class Client:
         show: Callable[[Progress], None],
     ) -> Round:
         made = self._pass = _Pass(requests, tokens, part)
+        streams = min(len(range(part.number, level, part.of)), len(requests))
         try:
-            for _ in range(min(BUILT_AHEAD, len(requests))):
+            for _ in range(min(max(BUILT_AHEAD, streams), len(requests))):
                 self._build(made)
             while not made.built_ahead:
                 await made.changed.wait()
                 made.changed.clear()
             made.ready = deque(sorted(made.ready, key=lambda exchange: exchange.request.index))
-            connections = await self._connect(made, min(len(range(part.number, level, part.of)), len(requests)))
+            connections = await self._connect(made, streams)
             part.gate()
             self._transport.read()  # what the server closed while the others were waited for is not sent on
             made.failed = made.failed or part.stopped()

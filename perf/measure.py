@@ -15,6 +15,7 @@ from perf.files import FileError
 from perf.provenance import build_of
 from perf.record import LaunchRecord, Measurement, RoundRecord, now_utc
 from perf.redaction import Secrets
+from perf.rig import GpuState
 from perf.sample import Build
 from perf.sglang import Control
 from perf.suite import Suite, Variant
@@ -27,6 +28,10 @@ from perf.workload import RoundPlan
 #: server's death is waited for this long, so that it is named.
 DEATH_SETTLE_S = 1.0
 DEATH_POLL_S = 0.05
+
+#: A driver takes seconds to free the memory of a server that has ended; tens of them for hundreds of gigabytes.
+GPU_SETTLE_S = 60.0
+GPU_POLL_S = 0.5
 
 #: How much of a text from a server stands in a record, in characters: of a name or version, and of an error.
 NAME_LENGTH = 200
@@ -46,7 +51,10 @@ class Show:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bench:
-    """What every launch of one suite in one campaign shares. `base_url` is of a server that already runs."""
+    """What every launch of one suite in one campaign shares.
+
+    `base_url` is of a server that already runs. `gpus` looks at the GPUs that the suite needs to itself.
+    """
 
     suite: Suite
     folder: Path
@@ -55,6 +63,7 @@ class Bench:
     show: Show
     limits: load.Limits
     capacity: Capacity
+    gpus: Callable[[], tuple[GpuState, ...]]
 
     def measure(self, variant_name: str, ordinal: int, levels: tuple[int, ...]) -> LaunchRecord:
         """Run one launch of a variant over `levels`. What goes wrong becomes reasons in the record, never a number."""
@@ -86,6 +95,10 @@ class Bench:
             measurements=(),
         )
         self.show.live(f"{name}: starting")
+        if foreign := self._foreign():
+            self.show.line(f"{name}: INVALID: {foreign[0].name}")
+            unmeasured = tuple(Measurement(level=level, rounds=(), reasons=foreign) for level in levels)
+            return replace(record, measurements=unmeasured, duration_s=time.monotonic() - began)
         try:
             with self._server(to_start, folder) as running, ExitStack() as stack:
                 self.show.line(f"{name}: ready" + (f" after {running.start_s:.1f} s" if running.start_s else ""))
@@ -120,6 +133,13 @@ class Bench:
                 record, measurements=tuple(replace(each, reasons=(*each.reasons, reason)) for each in kept)
             )
         return replace(record, duration_s=time.monotonic() - began)
+
+    def _foreign(self) -> tuple[Reason, ...]:
+        """Who else has the GPUs: what a server before this one held is waited for."""
+        deadline = time.monotonic() + GPU_SETTLE_S
+        while (reasons := validity.check_gpus(self.gpus())) and time.monotonic() < deadline:
+            time.sleep(GPU_POLL_S)
+        return reasons
 
     def _server(self, spec: server.ServerSpec, folder: Path) -> server.Server:
         if self.base_url is not None:

@@ -25,7 +25,7 @@ from perf.measure import Bench, Show, api_key
 from perf.promotion import command
 from perf.record import Campaign, CaseRecord, LaunchRecord, Measurement, RelationRecord, SuiteRecord, WorkloadRecord
 from perf.redaction import Secrets
-from perf.rig import EMULATED_RIG_ID, Rig, probe
+from perf.rig import EMULATED_RIG_ID, Rig, probe, states
 from perf.sample import StoredCase, throughputs
 from perf.suite import Suite
 from perf.text import printable
@@ -187,6 +187,7 @@ class Session:
             show=self.show,
             limits=load.Limits(),
             capacity=Capacity(rig, self.show.live),
+            gpus=lambda: states(rig) if chosen.gpus and self.settings.base_url is None else (),
         )
         for case in start.cases:
             reason = level_never_reached(case.level, chosen.workload.requests(case.level))

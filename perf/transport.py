@@ -7,7 +7,7 @@ lets httptools find the body in it and feeds the reader of the exchange.
 
 Stamps are the kernel's: SO_TIMESTAMPNS says of every read when its last bytes had arrived at this host, whatever the
 client was doing then. The difference to now is the client's lag, known for every read. Where the kernel does not tell
-(TLS, another system than Linux) the stamp is taken when the bytes are read, and the lag is not known.
+(TLS, for one) the stamp is taken when the bytes are read, and the lag is not known.
 """
 
 import asyncio
@@ -27,17 +27,15 @@ from perf.stream import Reader, refusal
 from perf.trace import MAX_DETAIL, Failure, FailureName
 from perf.workload import PlannedRequest
 
-#: Bytes taken at one read: more than a decode step of any server puts on one stream, few enough to take turns.
-READ_BYTES = 64 * 1024
+#: Bytes taken at one read, which bear one stamp, that of the last of them: ten events of SGLang's. More would hide what
+#: had lain unread since long, behind what came just now.
+READ_BYTES = 4 * 1024
 
 #: The body of an answer with another status than 200 is read for its message only.
 REFUSAL_BYTES = 64 * 1024
 
 #: More than any server's head, and than what stands between two pieces of a body; an endless one would fill the memory.
 HEAD_BYTES = 64 * 1024
-
-#: Connections that are opened at once: far below any server's backlog.
-OPEN_AT_ONCE = 64
 
 #: Linux's <asm-generic/socket.h>; Python has no name for it.
 SO_TIMESTAMPNS = 35
@@ -357,15 +355,14 @@ class Transport(httpx2.AsyncBaseTransport):
                 del self._by_handle[handle]
             elif connection.exchange is None:
                 kept.append(connection)
-        opening = asyncio.Semaphore(OPEN_AT_ONCE)
-
-        async def open_one() -> Connection:
-            async with opening:
-                return await self.open()
-
-        tasks = [asyncio.create_task(open_one()) for _ in range(count - len(kept))]
+        # As many at once as the default executor has threads, 32 at most: far below any server's backlog.
+        tasks = [asyncio.create_task(self.open()) for _ in range(count - len(kept))]
         try:
             return kept[:count] + [await task for task in tasks]
+        except OSError:
+            for connection in self._by_handle.values():  # where files ran out, others in this process need some
+                connection.close()
+            raise
         finally:
             for task in tasks:
                 task.cancel()

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 
+from perf.rig import GpuState
 from perf.text import printable, share
 from perf.trace import Counters, Round
 
@@ -37,6 +38,9 @@ MAX_SPEED_UP_WITHIN = 0.10
 
 #: Fewer chunks than this have no halves worth comparing.
 MIN_WARMUP_CHUNKS = 16
+
+#: An idle GPU's own: context of the display, of a monitoring agent.
+MAX_IDLE_GPU_BYTES = 512 * 1024**2
 
 #: A shared chat template is at most so many tokens of a prompt, and never more than half of it.
 TEMPLATE_TOKENS = 64
@@ -85,6 +89,24 @@ def check(seen: Observation) -> tuple[Reason, ...]:
         )
         for reason in reasons
     )
+
+
+def taken(gpu: GpuState) -> str | None:
+    """By whom a GPU is taken before anything of ours runs on it; None where it is free as far as the driver tells."""
+    if gpu.processes:
+        return "others are on it: " + ", ".join(f"{each.name} (pid {each.pid})" for each in gpu.processes[:5])
+    if gpu.memory_used_bytes is not None and gpu.memory_used_bytes > MAX_IDLE_GPU_BYTES:
+        return f"{gpu.memory_used_bytes / 1024**3:.1f} GiB of its memory are taken and nobody is seen on it"
+    return None
+
+
+def check_gpus(before: Sequence[GpuState]) -> tuple[Reason, ...]:
+    """Are the GPUs ours alone? As they are before a launch."""
+    seen = "; ".join(f"GPU {gpu.index}: {why}" for gpu in before if (why := taken(gpu)))
+    if not seen:
+        return ()
+    advice = "end what runs there, or what an earlier server left: nvidia-smi, and python -m perf doctor"
+    return (Reason(name="GPU not ours", seen=printable(seen, 400), advice=advice),)
 
 
 def check_capacity(chunks_s: float, level: int, carried: float, room: float) -> tuple[Reason, ...]:

@@ -6,17 +6,19 @@ import signal
 import subprocess
 import sys
 import time
+from array import array
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 
-from perf import capacity
+from perf import capacity, health, measure, suite
 from perf.capacity import Capacity, Proof
-from perf.load import Client, Target
+from perf.load import Client, Limits, Progress, Target
 from perf.metrics import summarize
 from perf.null_server import read_truth
+from perf.rig import GpuProcess, GpuState
 from perf.trace import Round
 from perf.validity import Observation, check
 from perf.workload import Message, PlannedRequest, RoundPlan
@@ -29,8 +31,23 @@ PLAIN = ("--step-ms", "20")  # 12,500 tok/s
 SPECULATIVE = ("--step-ms", "75", "--tokens-per-chunk", "3")  # 10,000 tok/s
 TOKENS = 120
 
+#: Of 700 steps of 2 ms; three hundred chunks come meanwhile.
+PAUSE_S = 0.6
+
 #: How far from what the server's own log says a throughput may be.
 ERROR = 0.01
+
+
+TAKEN = GpuState(
+    index=0,
+    uuid="GPU-1",
+    processes=(GpuProcess(pid=4711, name="python"),),
+    memory_used_bytes=9 * 1024**3,
+    slowed_by=(),
+    celsius=31,
+    persistent=True,
+    power_limit_w=600.0,
+)
 
 
 def plan(level: int, requests: int) -> RoundPlan:
@@ -109,6 +126,23 @@ def test_a_client_that_is_kept_from_reading_is_no_ratio_but_a_reason() -> None:
     assert "client was the bottleneck" in reasons(held)
 
 
+def test_a_pause_of_the_client_in_mid_answer_is_seen_though_the_newest_bytes_had_just_come() -> None:
+    """What comes last in a pause had not lain long; what came first in it had, and the next request does not tell."""
+
+    def pause(progress: Progress) -> None:
+        if progress.elapsed_s < PAUSE_S:
+            time.sleep(PAUSE_S)
+
+    with null_server("--step-ms", "2") as url, client(url) as asking:
+        calm = asking.run_round(plan(1, 1), 700)
+        paused = asking.run_round(plan(1, 1), 700, show=pause)
+    assert paused.client is not None
+    assert paused.client.lag_max_s is not None
+    assert paused.client.lag_max_s > PAUSE_S / 2
+    assert "client was the bottleneck" not in reasons(calm)
+    assert "client was the bottleneck" in reasons(paused)
+
+
 def test_a_client_that_is_stopped_nine_tenths_of_the_time_is_named_as_what_was_measured(tmp_path: Path) -> None:
     """Bytes bear the kernel's time and so are not late; but the next request waits for the client."""
     desk = Desk(tmp_path)
@@ -140,6 +174,38 @@ def test_how_the_client_fared_is_kept_with_every_round(tmp_path: Path) -> None:
     assert 0 <= health.lag_p99_s < 1
     assert 0 < health.cpu_share < 1
     assert health.run_queue_share is not None
+
+
+@pytest.mark.parametrize("told", ["0 0 0\n", "", "1 x 3\n", None])
+def test_a_kernel_that_does_not_count_the_wait_for_a_core_is_not_taken_for_a_calm_one(
+    told: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(health, "SCHEDSTAT", tmp_path / "schedstat")
+    if told is not None:
+        health.SCHEDSTAT.write_text(told)
+    fared = health.Watch().health(array("d"), turnaround_s=0.0, answering_s=1.0)
+    assert fared.run_queue_share is None
+
+
+def test_a_server_is_not_started_on_gpus_that_others_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "GPU_SETTLE_S", 1.0)
+    looks = iter([(TAKEN,), (), *[(TAKEN,)] * 99])  # free at the second look, and later not at all
+    bench = measure.Bench(
+        suite=suite.load(Desk(tmp_path).suite({"plain": PACED})),
+        folder=tmp_path,
+        prefix="",
+        base_url=None,
+        show=measure.Show(line=lambda _: None, live=lambda _: None),
+        limits=Limits(),
+        capacity=Capacity(RIG, lambda _: None),
+        gpus=lambda: next(looks),
+    )
+    waited = bench.measure("plain", 1, (2,))
+    assert waited.measurements[0].all_reasons == ()
+    (taken,) = bench.measure("plain", 2, (2,)).measurements
+    assert [reason.name for reason in taken.reasons] == ["GPU not ours"]
+    assert (tmp_path / "plain-1" / "server.log").exists()
+    assert not (tmp_path / "plain-2" / "server.log").exists()
 
 
 # The proof of what the client can carry.

@@ -4,6 +4,7 @@ import asyncio
 import gzip
 import json
 import os
+import resource
 import socket
 import ssl
 import struct
@@ -587,6 +588,29 @@ def test_a_round_of_more_requests_than_are_built_ahead_is_like_any_other(monkeyp
     assert server.connections == 4
 
 
+def test_a_level_of_more_streams_than_requests_are_built_ahead_is_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load, "BUILT_AHEAD", 2)
+    with stub(then_silence(stream(*SOME))) as server, client(server.port) as asking:
+        measured = asking.run_round(plan(6, 18), TOKENS, died=lambda: len(server.asked) >= 6)
+        assert len(measured.requests) == len(server.asked) == 6
+
+
+def test_where_the_connections_of_a_level_use_up_all_files_some_are_left_for_others() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with stub(answer(stream(*GOOD) + END)) as server, client(server.port) as asking:
+        asking.run_round(plan(1, 1), TOKENS)  # whatever is opened once is open
+        in_use = max(int(handle) for handle in os.listdir("/proc/self/fd"))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (in_use + 40, hard))
+        try:
+            measured = asking.run_round(plan(200, 200), TOKENS)
+            with Path(os.devnull).open():
+                pass
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert labels(measured) == ["connection"]
+    assert "Too many open files" in (measured.requests[0].failure or pytest.fail("no failure")).detail
+
+
 def test_a_server_that_closes_every_connection_is_asked_over_new_ones() -> None:
     with (
         stub(
@@ -636,7 +660,7 @@ def test_the_time_of_a_token_is_when_it_came_not_when_it_was_read() -> None:
 
     async def respond(_: Stub, writer: asyncio.StreamWriter) -> None:
         writer.write(stream(*SOME))
-        await asyncio.sleep(SHORT_S / 4)
+        await asyncio.sleep(SHORT_S / 2)  # the client looks up after a quarter of a second
         writer.write(b"".join(map(chunked, GOOD[3:])) + END)
 
     with stub(respond) as server, client(server.port) as asking:

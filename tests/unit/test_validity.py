@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from perf.rig import GpuProcess, GpuState
 from perf.trace import ClientHealth, Counters, Failure, FailureName, RequestTrace, Round
 from perf.validity import (
     MAX_WARMUPS,
@@ -11,6 +12,7 @@ from perf.validity import (
     Reason,
     check,
     check_capacity,
+    check_gpus,
     check_warmup,
     is_warm,
     level_never_reached,
@@ -339,6 +341,37 @@ def test_a_rate_is_believed_that_was_carried_twice_over() -> None:
     )
     (reason,) = check_capacity(5000.0, 100, 0.0, 2.0)
     assert reason.seen.endswith("carried none such")
+
+
+# The GPUs.
+
+
+IDLE = GpuState(
+    index=3,
+    uuid="GPU-3",
+    processes=(),
+    memory_used_bytes=500 * 1024**2,
+    slowed_by=(),
+    celsius=31,
+    persistent=True,
+    power_limit_w=600.0,
+)
+
+
+def test_idle_gpus_are_ours() -> None:
+    assert check_gpus(()) == ()
+    assert check_gpus((IDLE, replace(IDLE, memory_used_bytes=None))) == ()
+
+
+def test_a_gpu_with_somebody_else_on_it_is_not_ours() -> None:
+    foreign = replace(IDLE, processes=(GpuProcess(pid=4711, name="python\x1b[2J"),))
+    left = replace(IDLE, index=5, memory_used_bytes=9 * 1024**3)
+    (reason,) = check_gpus((IDLE, foreign, left))
+    assert reason.name == "GPU not ours"
+    assert reason.seen.startswith("GPU 3: others are on it: python")
+    assert reason.seen.endswith("; GPU 5: 9.0 GiB of its memory are taken and nobody is seen on it")
+    assert reason.seen.isprintable()
+    assert reason.advice
 
 
 # The prefix cache.
