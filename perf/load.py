@@ -8,9 +8,11 @@ are explicit, and nothing of the developer's own environment (OPENAI_* variables
 import asyncio
 import os
 import random
+import signal
+import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -159,10 +161,11 @@ class Client:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        try:
-            self._runner.run(self._openai.close())
-        finally:
-            self._runner.close()
+        with _signals_after(lambda: None):
+            try:
+                self._runner.run(self._openai.close())
+            finally:
+                self._runner.close()
 
     def run_round(
         self,
@@ -181,16 +184,26 @@ class Client:
         gone, what is in flight is given up at once. Of a level that several clients share, `plan` has the requests of
         this `part` alone.
         """
-        return self._runner.run(
+        return self._finish(
             self._run(plan.level, plan.index, plan.measured, requested_tokens, start_spread_s, part, died, show)
         )
 
     def warm_up(self, plan: RoundPlan, requested_tokens: int, *, died: Callable[[], bool] = lambda: False) -> Round:
         """Ask the warm-up requests of a round; where one fails, the server is not warm: the caller has to judge."""
         level = max(1, min(plan.level, len(plan.warmup)))
-        return self._runner.run(
+        return self._finish(
             self._run(level, plan.index, plan.warmup, requested_tokens, 0.0, WHOLE, died, lambda _: None)
         )
+
+    def _finish(self, asking: Coroutine[object, object, Round]) -> Round:
+        task = self._loop.create_task(asking)
+
+        def stop() -> None:
+            task.cancel()
+            self._loop.call_soon_threadsafe(lambda: None)  # it may be waiting
+
+        with _signals_after(stop):
+            return self._loop.run_until_complete(task)
 
     async def _run(
         self,
@@ -390,11 +403,8 @@ class Client:
             connection.give_up()
 
     def _told(self, loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
-        """What goes wrong within a read ends the pass. Of a task that an interrupt ended nothing is to be told: the
-        interrupt itself is on its way."""
+        """What goes wrong within a read ends the pass."""
         error = context.get("exception")
-        if isinstance(error, KeyboardInterrupt):
-            return
         if isinstance(error, BaseException):
             self._pass.error = error
             self._pass.changed.set()
@@ -448,6 +458,35 @@ class Client:
                     headers={"Accept-Encoding": "identity"},
                 ),
             )
+
+
+@contextmanager
+def _signals_after(stop: Callable[[], None]) -> Iterator[None]:
+    """A signal that has a handler calls `stop` at once, and its handler afterwards.
+
+    An exception that a handler raises within the event loop may be swallowed there (in a weak reference's callback), or
+    may lose a callback that was about to run: its task would never end, whatever cancels it.
+    """
+    if threading.current_thread() is not threading.main_thread():  # no signal comes here
+        yield
+        return
+    came: list[int] = []
+
+    def note(number: int, _frame: object) -> None:
+        came.append(number)
+        stop()
+
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    handlers = {number: handler for number, handler in handlers.items() if callable(handler)}
+    try:
+        for number in handlers:
+            signal.signal(number, note)
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        if came:
+            signal.raise_signal(came[0])
 
 
 @contextmanager

@@ -5,6 +5,7 @@ import gzip
 import json
 import os
 import resource
+import signal
 import socket
 import ssl
 import struct
@@ -588,27 +589,32 @@ def test_a_round_of_more_requests_than_are_built_ahead_is_like_any_other(monkeyp
     assert server.connections == 4
 
 
+def test_an_interrupt_is_raised_once_when_the_event_loop_has_ended_where_none_of_its_callbacks_gets_lost() -> None:
+    where: list[bool] = []
+
+    def interrupt(_number: int, _frame: object) -> None:
+        with suppress(RuntimeError):
+            where.append(asyncio.get_running_loop().is_running())
+            return
+        where.append(False)
+        raise KeyboardInterrupt
+
+    held = signal.signal(signal.SIGINT, interrupt)
+    try:
+        with stub(then_silence(stream(*SOME))) as server, client(server.port) as asking:
+            with pytest.raises(KeyboardInterrupt):
+                asking.run_round(plan(4, 40), TOKENS, show=lambda _: signal.raise_signal(signal.SIGINT))
+            assert signal.getsignal(signal.SIGINT) is interrupt
+    finally:
+        signal.signal(signal.SIGINT, held)
+    assert where == [False]
+
+
 def test_a_level_of_more_streams_than_requests_are_built_ahead_is_reached(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(load, "BUILT_AHEAD", 2)
     with stub(then_silence(stream(*SOME))) as server, client(server.port) as asking:
         measured = asking.run_round(plan(6, 18), TOKENS, died=lambda: len(server.asked) >= 6)
         assert len(measured.requests) == len(server.asked) == 6
-
-
-def test_where_the_connections_of_a_level_use_up_all_files_some_are_left_for_others() -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with stub(answer(stream(*GOOD) + END)) as server, client(server.port) as asking:
-        asking.run_round(plan(1, 1), TOKENS)  # whatever is opened once is open
-        in_use = max(int(handle) for handle in os.listdir("/proc/self/fd"))
-        resource.setrlimit(resource.RLIMIT_NOFILE, (in_use + 40, hard))
-        try:
-            measured = asking.run_round(plan(200, 200), TOKENS)
-            with Path(os.devnull).open():
-                pass
-        finally:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    assert labels(measured) == ["connection"]
-    assert "Too many open files" in (measured.requests[0].failure or pytest.fail("no failure")).detail
 
 
 def test_a_server_that_closes_every_connection_is_asked_over_new_ones() -> None:
@@ -743,6 +749,22 @@ def test_what_is_measured_is_what_the_server_did(flags: tuple[str, ...], endpoin
         assert packed is (steps > 0)
     assert shown[-1].finished == shown[-1].planned == 12
     assert shown[-1].chunks >= sum(len(request.chunk_times_s) for request in measured.requests)
+
+
+def test_where_the_connections_of_a_level_use_up_all_files_some_are_left_for_others(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with emulator(tmp_path, "--step-ms", "1:2", "--prefill-ms", "2") as server, client(server.port) as asking:
+        asking.run_round(plan(1, 1), TOKENS)  # whatever is opened once is open
+        with Path(os.devnull).open() as next_free:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (next_free.fileno() + 40, hard))
+        try:
+            measured = asking.run_round(plan(200, 200), TOKENS)
+            with Path(os.devnull).open():
+                pass
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert labels(measured) == ["connection"]
+    assert "Too many open files" in (measured.requests[0].failure or pytest.fail("no failure")).detail
 
 
 @pytest.mark.parametrize(
