@@ -33,6 +33,9 @@ SHOWN_S = 1.0
 #: Fewer chunks to a stream say little of it.
 MIN_CHUNKS = 4
 
+#: Far beyond what a null server takes on any machine.
+LIMITS = load.Limits(first_token_s=20.0, between_tokens_s=10.0, request_s=60.0)
+
 #: The rate that must arrive of the rate that was sent.
 ARRIVED = 0.97
 
@@ -75,6 +78,7 @@ class Capacity:
         self._file = file or cache_file()
         self._show = show
         self.proofs: tuple[Proof, ...] = self._read()
+        self.why_not = ""  # why the last proof failed
 
     def carried(self, streams: int, processes: int) -> float:
         """The highest rate that was shown with as many streams or more, by as many processes or fewer; 0.0 if none."""
@@ -89,7 +93,7 @@ class Capacity:
             self._show(f"showing on a null server that the client carries {chunks_s:,.0f} chunks/s")
             # A little more than is asked: the next round is never of exactly the same rate.
             wanted = Proof(streams=streams, processes=processes, chunks_s=max(1.25 * chunks_s, MIN_CHUNKS * streams))
-            if _shown(wanted):
+            if self._shown(wanted):
                 self._keep(wanted)
         return self.carried(streams, processes)
 
@@ -99,13 +103,19 @@ class Capacity:
         while rate <= LAST_RATE:
             proof = Proof(streams=DOCTOR_STREAMS, processes=1, chunks_s=rate)
             self._show(f"client: {rate:,.0f} chunks/s over {DOCTOR_STREAMS} streams")
-            if self.carried(proof.streams, 1) < rate and not _shown(proof):
+            if self.carried(proof.streams, 1) < rate and not any(self._shown(proof) for _ in range(TRIES)):
                 break
             self._keep(proof)
             rate *= 2
         return self.carried(DOCTOR_STREAMS, 1)
 
+    def _shown(self, wanted: Proof) -> bool:
+        self.why_not = _failing(wanted) or ""
+        return not self.why_not
+
     def _read(self) -> tuple[Proof, ...]:
+        if self._file is None:
+            return ()
         try:
             kept = read_json(self._file, _KEPT, "a record of what the client can carry")
         except FileError:  # none yet, or damaged: it is shown again
@@ -113,29 +123,32 @@ class Capacity:
         return kept.proofs if kept.host == self._host else ()
 
     def _keep(self, proof: Proof) -> None:
-        def covers(one: Proof) -> bool:
-            return proof.streams >= one.streams and proof.processes <= one.processes and proof.chunks_s >= one.chunks_s
-
+        self.proofs = (*(each for each in self.proofs if not _covers(proof, each)), proof)[-MAX_PROOFS:]
+        if self._file is None:
+            return
         with suppress(FileError, OSError, filelock.Timeout):
             self._file.parent.mkdir(parents=True, exist_ok=True)
             with filelock.FileLock(f"{self._file}.lock", timeout=1.0):
                 # Another session may have shown something meanwhile.
-                known = dict.fromkeys((*self._read(), *self.proofs))
-                self.proofs = (*(each for each in known if not covers(each)), proof)[-MAX_PROOFS:]
+                others = (each for each in self._read() if not any(_covers(one, each) for one in self.proofs))
+                self.proofs = tuple(dict.fromkeys((*others, *self.proofs)))[-MAX_PROOFS:]
                 write_text(self._file, to_json(asdict(_Kept(host=self._host, proofs=self.proofs)), indent=1) + "\n")
-            return
-        self.proofs = (*self.proofs, proof)[-MAX_PROOFS:]
 
 
-def cache_file() -> Path:
-    """In the user's cache (XDG Base Directory Specification)."""
+def _covers(proof: Proof, one: Proof) -> bool:
+    """Does `proof` show whatever `one` shows?"""
+    return proof.streams >= one.streams and proof.processes <= one.processes and proof.chunks_s >= one.chunks_s
+
+
+def cache_file() -> Path | None:
+    """In the user's cache (XDG Base Directory Specification); None for a user without a home."""
     base = os.environ.get("XDG_CACHE_HOME", "")
     folder = Path(base if os.path.isabs(base) else os.path.expanduser("~/.cache"))
-    return folder / "sglang-perf" / "capacity.json"
+    return folder / "sglang-perf" / "capacity.json" if folder.is_absolute() else None
 
 
-def _shown(wanted: Proof) -> bool:
-    """Two requests to a stream, in lock step as a batch engine sends: does all of it arrive, and is it read in time?"""
+def _failing(wanted: Proof) -> str | None:
+    """Two requests to a stream, in lock step as a batch engine sends: why not all of it arrives and is read in time."""
     step_s = wanted.streams / wanted.chunks_s
     chunks = max(MIN_CHUNKS, round(SHOWN_S / step_s / 2))
     requests = tuple(
@@ -173,12 +186,18 @@ def _shown(wanted: Proof) -> bool:
                     endpoint="chat",
                     temperature=0.0,
                 )
-                with crew.client(target, processes=wanted.processes) as client:
+                with crew.client(target, processes=wanted.processes, limits=LIMITS) as client:
                     client.warm_up(plan, 1)
                     measured = client.run_round(plan, chunks)
-        except server.ServerError:
-            return False
+        except server.ServerError as error:
+            return f"the null server: {error.reason}"
     summary = metrics.summarize(measured)
-    if summary is None or summary.output_tokens / summary.window_s < ARRIVED * wanted.chunks_s:
-        return False
-    return unread_chunks(measured) <= MAX_UNREAD_CHUNKS
+    if summary is None:
+        failures = [request.failure for request in measured.requests if request.failure]
+        return f"a request to the null server failed: {failures[0].detail}" if failures else "not all was asked"
+    arrived = summary.output_tokens / summary.window_s
+    if arrived < ARRIVED * wanted.chunks_s:
+        return f"{arrived:,.0f} of {wanted.chunks_s:,.0f} chunks/s arrived from the null server"
+    if (unread := unread_chunks(measured)) > MAX_UNREAD_CHUNKS:
+        return f"about {unread:,.0f} chunks of a stream lay unread"
+    return None

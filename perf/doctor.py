@@ -229,13 +229,13 @@ def suite_needs(chosen: Suite, rig: Rig, *, asked: bool) -> Iterator[Finding]:
 
     if len(rig.gpus) < chosen.gpus:
         lacks(f"needs {chosen.gpus} GPUs, seen {len(rig.gpus)}", "run it on the rig")
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    # One socket a stream here; the server has its own limit, but it inherits ours.
-    if soft != resource.RLIM_INFINITY and soft < max(chosen.workload.levels) + SPARE_HANDLES:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # One socket a stream here, and one in the server, which inherits our limit; a session raises the soft one.
+    if hard != resource.RLIM_INFINITY and hard < max(chosen.workload.levels) + SPARE_HANDLES:
         lacks(
             f"level {max(chosen.workload.levels)} needs about {max(chosen.workload.levels) + SPARE_HANDLES} open "
-            f"files, allowed are {soft}",
-            f"ulimit -n {hard if hard != resource.RLIM_INFINITY else 65536}",
+            f"files, allowed are {hard}",
+            "raise the hard limit: ulimit -Hn, limits.conf, or the container's",
         )
     named = (path for variant in chosen.variants for path in _paths(variant, chosen.source.parent))
     for path in dict.fromkeys(named):
@@ -268,15 +268,16 @@ def _paths(variant: Variant, folder: Path) -> Iterator[Path]:
 
 def client(rig: Rig) -> Finding:
     """What the client can carry here, shown on a null server or remembered."""
-    carried = Capacity(rig, lambda _: None).explore()
+    capacity = Capacity(rig, lambda _: None)
+    carried = capacity.explore()
     at_most = "at least " if carried >= LAST_RATE else ""
     seen = (
         f"one process carries {at_most}{carried:,.0f} chunks/s over {DOCTOR_STREAMS} streams: "
-        f"enough for levels of {carried / ROOM:,.0f}"
+        f"enough to believe rounds of {carried / ROOM:,.0f}"
     )
     if carried < FIRST_RATE:
         advice = "quiet this machine, or raise client_processes in [workload]"
-        return Finding(fitness=Fitness.UNFIT, name="client", seen=seen, advice=advice)
+        return Finding(fitness=Fitness.UNFIT, name="client", seen=f"{seen} ({capacity.why_not})", advice=advice)
     return Finding(fitness=Fitness.OK, name="client", seen=seen)
 
 

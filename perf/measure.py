@@ -282,7 +282,10 @@ class _Launch:
         self.counters = after or observation.before
         reasons, counted = validity.check(observation), observation.counted
         self.notes = tuple(dict.fromkeys((*self.notes, *validity.remarks(measured))))
-        trace_file.write(trace_file.path(self.folder, suite.level_name(level), index), measured, counted)
+        try:
+            trace_file.write(trace_file.path(self.folder, suite.level_name(level), index), measured, counted)
+        except trace_file.TooLargeError as error:
+            self.notes = (*self.notes, str(error))
         summary = metrics.summarize(measured, verify_steps=None if counted is None else counted.verify_steps)
         if summary is not None and not reasons:
             reasons = self._capacity(measured, summary.window_s)
@@ -311,7 +314,7 @@ class _Launch:
         processes = 1 if measured.client is None else measured.client.processes
         chunks_s = sum(len(request.chunk_times_s) for request in measured.requests) / window_s
         carried = self.bench.capacity.prove(measured.level, ROOM * chunks_s, processes)
-        return validity.check_capacity(chunks_s, measured.level, carried, ROOM)
+        return validity.check_capacity(chunks_s, measured.level, carried, ROOM, self.bench.capacity.why_not)
 
     def _is_dead(self) -> bool:
         return self.running.exit_status() is not None

@@ -5,6 +5,7 @@ complete only when the session says that it ran to its end.
 """
 
 import os
+import resource
 import signal
 import threading
 import time
@@ -31,6 +32,9 @@ from perf.suite import Suite
 from perf.text import printable
 from perf.validity import Reason, level_never_reached
 from perf.verdict import CaseVerdict, Verdict
+
+#: Open files that a session allows itself, where it may: far more streams than any level has.
+OPEN_FILES = 65_536
 
 #: How soon the end of tox is seen; a look costs a microsecond.
 PARENT_POLL_S = 0.5
@@ -197,6 +201,7 @@ class Session:
         if self.settings.base_url is None and all(case.selected for case in start.cases):
             gate = replace(chosen.gate, max_launches=start.max_launches, budget_minutes=minutes)
             self.show.line(plan.line(plan.forecast(replace(chosen, gate=gate), stored)))
+        _raise_open_files()
         with _interruptible():
             done = campaigns.run(
                 start,
@@ -305,6 +310,14 @@ def _guarded(bench: Bench, variant: str, ordinal: int, levels: tuple[int, ...]) 
             notes=(),
             measurements=tuple(Measurement(level=level, rounds=(), reasons=(reason,)) for level in levels),
         )
+
+
+def _raise_open_files() -> None:
+    """A stream is an open file, here and in the server, which inherits the limit: the usual soft one is 1,024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 @contextmanager

@@ -57,6 +57,10 @@ class Trace:
 _ADAPTER = TypeAdapter(Trace)
 
 
+class TooLargeError(FileError):
+    """A round of so many chunks that its trace is not kept; its numbers are."""
+
+
 def path(launch: Path, level_name: str, index: int) -> Path:
     """Where a round of a launch is kept: `traces/c016-1.npz`, rounds being counted from 1 as on the screen."""
     return launch / FOLDER / f"{level_name}-{index + 1}.npz"
@@ -78,7 +82,7 @@ def write(place: Path, measured: Round, counted: Counters | None) -> None:
     }
     size = sum(each.nbytes for each in arrays.values())
     if size > MAX_BYTES:
-        raise FileError(f"{place}: the trace of this round has {size:,} bytes, more than is kept; ask for fewer tokens")
+        raise TooLargeError(f"{place.name}: the trace has {size:,} bytes, more than is kept; ask for fewer tokens")
     try:
         place.parent.mkdir(exist_ok=True)  # and no more: a campaign that was removed meanwhile is not made again
     except OSError as error:

@@ -109,16 +109,17 @@ def check_gpus(before: Sequence[GpuState]) -> tuple[Reason, ...]:
     return (Reason(name="GPU not ours", seen=printable(seen, 400), advice=advice),)
 
 
-def check_capacity(chunks_s: float, level: int, carried: float, room: float) -> tuple[Reason, ...]:
-    """Was the client shown to carry `room` times these chunks a second over these streams? `carried` is what it was."""
+def check_capacity(chunks_s: float, level: int, carried: float, room: float, why_not: str) -> tuple[Reason, ...]:
+    """Was the client shown to carry `room` times these chunks a second over these streams? `carried` is what it was,
+    `why_not` what came in between."""
     if carried >= room * chunks_s:
         return ()
-    shown = f"at most {carried:,.0f}" if carried else "none such"
     reason = Reason(
-        name="client was the bottleneck",
-        seen=f"{chunks_s:,.0f} chunks/s over {level} streams; to be believed it has to carry {room * chunks_s:,.0f} on "
-        f"a null server, and carried {shown}",
-        advice="raise client_processes in [workload], or quiet this machine: python -m perf doctor",
+        name="capacity not shown",
+        seen=f"{chunks_s:,.0f} chunks/s over {level} streams; to be believed, the client has to carry "
+        f"{room * chunks_s:,.0f} on a null server, and was seen to carry {carried:,.0f}"
+        + (f": {printable(why_not, 200)}" if why_not else ""),
+        advice="python -m perf doctor; quiet this machine, or raise client_processes in [workload]",
     )
     return (reason,)
 
@@ -306,7 +307,7 @@ def _client(measured: Round) -> Iterator[Reason]:
         seen.append(f"streams stood idle {share(round(client.turnaround_share, 3))} of the time between two requests")
     if (unread := unread_chunks(measured)) > MAX_UNREAD_CHUNKS:
         late = f"up to {1000 * (client.lag_max_s or 0.0):,.0f} ms late"
-        seen.append(f"it read {late}, when {unread:,.0f} chunks of a stream lay unread")
+        seen.append(f"it read {late}, when about {unread:,.0f} chunks of a stream lay unread")
     if client.cpu_share > MAX_CPU_SHARE:
         seen.append(f"it needed {share(round(client.cpu_share, 3))} of a core")
     if seen:
@@ -318,7 +319,7 @@ def _client(measured: Round) -> Iterator[Reason]:
 
 
 def unread_chunks(measured: Round) -> float:
-    """How many chunks of one stream lay unread when the client was latest, at the mean rate of a stream."""
+    """About how many chunks of one stream lay unread when the client was latest, at the mean rate of a stream."""
     lag_s = None if measured.client is None else measured.client.lag_max_s
     spans = [request.chunk_times_s[-1] - request.sent_s for request in measured.requests if request.chunk_times_s]
     chunks = sum(len(request.chunk_times_s) for request in measured.requests)

@@ -150,7 +150,7 @@ def test_too_few_file_handles_for_the_level_are_unfit(tmp_path: Path) -> None:
     )
     assert done.returncode == 1
     assert "level 2000 needs about 2256 open files, allowed are 512" in done.stdout
-    assert "do: ulimit -n 512" in done.stdout
+    assert "do: raise the hard limit: ulimit -Hn" in done.stdout
 
 
 def test_a_folder_that_cannot_be_written_is_unfit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

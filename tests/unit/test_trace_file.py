@@ -195,7 +195,7 @@ def test_a_trace_that_finds_no_room_leaves_nothing(place: Path) -> None:
 
 def test_a_trace_is_never_written_larger_than_it_is_read(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trace_file, "MAX_BYTES", 1000)
-    with pytest.raises(FileError, match=r"the trace of this round has [\d,]+ bytes, more than is kept; ask for fewer"):
+    with pytest.raises(FileError, match=r"the trace has [\d,]+ bytes, more than is kept; ask for fewer"):
         trace_file.write(place, ROUND, COUNTED)
     assert not place.exists()
 
