@@ -273,7 +273,7 @@ def client(rig: Rig) -> Finding:
     at_most = "at least " if carried >= LAST_RATE else ""
     seen = (
         f"one process carries {at_most}{carried:,.0f} chunks/s over {DOCTOR_STREAMS} streams: "
-        f"enough to believe rounds of {carried / ROOM:,.0f}"
+        f"enough to believe rounds of {carried / ROOM:,.0f} chunks/s"
     )
     if carried < FIRST_RATE:
         advice = "quiet this machine, or raise client_processes in [workload]"

@@ -230,7 +230,7 @@ class Client:
             self._transport.read()  # what the server closed while the others were waited for is not sent on
             made.failed = made.failed or part.stopped()
             del self._transport.lags[:]
-            watch, began_s = Watch(), time.perf_counter()
+            watch, began_s = Watch(self._loop), time.perf_counter()
             self._start(made, connections, spread_s, seed=f"{level}/{index}")
             while not made.over:
                 with suppress(TimeoutError):

@@ -281,7 +281,7 @@ class _Launch:
         )
         self.counters = after or observation.before
         reasons, counted = validity.check(observation), observation.counted
-        self.notes = tuple(dict.fromkeys((*self.notes, *validity.remarks(measured))))
+        self.notes = (*self.notes, *(f"{suite.level_name(level)}: {each}" for each in validity.remarks(measured)))
         try:
             trace_file.write(trace_file.path(self.folder, suite.level_name(level), index), measured, counted)
         except trace_file.TooLargeError as error:

@@ -82,11 +82,14 @@ class RequestTrace:
 class ClientHealth:
     """How the client itself fared over the window of a round; None where the host does not tell.
 
-    `lag` is the time between the arrival of bytes at this host and their being read, over all `reads` of which it is
-    known. `turnaround_share` is the share of the streams' time between the arrival of an answer's last bytes and the
-    writing of the next request: what a client adds to a closed loop. `cpu_share` is of one core, `run_queue_share` the
-    share of the window in which the client was ready to run and had no core. Where `processes` shared the level,
-    `reads` are those of all, and each other number is the worst among them: none hides behind the others.
+    `lag` is the time between the arrival of a read's last bytes at this host and their being read, over all `reads` of
+    which it is known: a lower bound, since Linux joins what arrives unread, under the time of the last of it.
+    `away_share` is the share of the window in which the client did not come to read for 10 ms or more longer than it
+    should have, `away_max_s` the longest such absence: so late a single token's time may be. `turnaround_share` is the
+    share of the streams' time between the arrival of an answer's last bytes and the writing of the next request: what a
+    client adds to a closed loop. `cpu_share` is of one core, by the thread that reads, `run_queue_share` the share of
+    the window in which it was ready to run and had no core. Where `processes` shared the level, `reads` are the sum,
+    and all else is of the worst.
     """
 
     processes: int
@@ -94,6 +97,8 @@ class ClientHealth:
     lag_p50_s: float | None
     lag_p99_s: float | None
     lag_max_s: float | None
+    away_share: float
+    away_max_s: float
     turnaround_share: float
     cpu_share: float
     run_queue_share: float | None
@@ -152,6 +157,8 @@ def _worst(parts: Sequence[ClientHealth]) -> ClientHealth:
         lag_p50_s=_most(part.lag_p50_s for part in parts),
         lag_p99_s=_most(part.lag_p99_s for part in parts),
         lag_max_s=_most(part.lag_max_s for part in parts),
+        away_share=max(part.away_share for part in parts),
+        away_max_s=max(part.away_max_s for part in parts),
         turnaround_share=max(part.turnaround_share for part in parts),
         cpu_share=max(part.cpu_share for part in parts),
         run_queue_share=_most(part.run_queue_share for part in parts),

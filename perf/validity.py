@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 
 from perf.rig import GpuState
 from perf.text import printable, share
-from perf.trace import Counters, Round
+from perf.trace import ClientHealth, Counters, Round
 
 #: Client and server may differ by this much: some servers count a token more or less at the ends of a request.
 MAX_DISAGREEMENT = 0.01
@@ -20,6 +20,11 @@ MAX_TURNAROUND_SHARE = 0.01
 #: Chunks of one stream that may lie unread: a socket's buffer of 128 KiB, Linux's default, holds 300 events of
 #: SGLang's with usage, and behind a full one the server is held back.
 MAX_UNREAD_CHUNKS = 100
+
+#: The share of the window in which the client was away: said, and beyond belief. Throughput bears it far longer than
+#: the times of single tokens do.
+NOTED_AWAY_SHARE = 0.01
+MAX_AWAY_SHARE = 0.10
 
 #: A process that reads for more of its time has no room for a burst.
 MAX_CPU_SHARE = 0.9
@@ -126,10 +131,18 @@ def check_capacity(chunks_s: float, level: int, carried: float, room: float, why
 
 def remarks(measured: Round) -> tuple[str, ...]:
     """What is said of a round that is believed all the same."""
-    waited = None if measured.client is None else measured.client.run_queue_share
-    if waited is None or waited <= NOTED_RUN_QUEUE_SHARE:
+    client = measured.client
+    if client is None:
         return ()
-    return (f"the host was busy: the client waited {share(round(waited, 3))} of the time for a core",)
+    said: list[str] = []
+    if client.run_queue_share is not None and client.run_queue_share > NOTED_RUN_QUEUE_SHARE:
+        said.append(f"the host was busy: the client waited {share(round(client.run_queue_share, 3))} for a core")
+    if client.away_share > NOTED_AWAY_SHARE:
+        said.append(
+            f"the client was away {share(round(client.away_share, 3))} of the time, up to "
+            f"{1000 * client.away_max_s:,.0f} ms: single times of tokens may be as much too late"
+        )
+    return tuple(said)
 
 
 def check_warmup(waves: Sequence[Round], death: str | None) -> tuple[Reason, ...]:
@@ -305,8 +318,10 @@ def _client(measured: Round) -> Iterator[Reason]:
     seen: list[str] = []
     if client.turnaround_share > MAX_TURNAROUND_SHARE:
         seen.append(f"streams stood idle {share(round(client.turnaround_share, 3))} of the time between two requests")
+    if client.away_share > MAX_AWAY_SHARE:
+        seen.append(f"it was away {share(round(client.away_share, 3))} of the time")
     if (unread := unread_chunks(measured)) > MAX_UNREAD_CHUNKS:
-        late = f"up to {1000 * (client.lag_max_s or 0.0):,.0f} ms late"
+        late = f"up to {1000 * _latest_s(client):,.0f} ms late"
         seen.append(f"it read {late}, when about {unread:,.0f} chunks of a stream lay unread")
     if client.cpu_share > MAX_CPU_SHARE:
         seen.append(f"it needed {share(round(client.cpu_share, 3))} of a core")
@@ -320,10 +335,15 @@ def _client(measured: Round) -> Iterator[Reason]:
 
 def unread_chunks(measured: Round) -> float:
     """About how many chunks of one stream lay unread when the client was latest, at the mean rate of a stream."""
-    lag_s = None if measured.client is None else measured.client.lag_max_s
+    lag_s = 0.0 if measured.client is None else _latest_s(measured.client)
     spans = [request.chunk_times_s[-1] - request.sent_s for request in measured.requests if request.chunk_times_s]
     chunks = sum(len(request.chunk_times_s) for request in measured.requests)
-    return (lag_s or 0.0) * chunks / max(sum(spans), 1e-9)
+    return lag_s * chunks / max(sum(spans), 1e-9)
+
+
+def _latest_s(client: ClientHealth) -> float:
+    """How late the client read at its latest, by what is known of either."""
+    return max(client.lag_max_s or 0.0, client.away_max_s)
 
 
 def _host(measured: Round) -> Iterator[Reason]:

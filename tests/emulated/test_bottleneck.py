@@ -1,5 +1,6 @@
 """The client is never what was measured: it keeps up where it must, and where it does not its round is not believed."""
 
+import asyncio
 import json
 import os
 import signal
@@ -8,7 +9,7 @@ import sys
 import time
 from array import array
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -163,6 +164,19 @@ def test_a_client_that_is_stopped_nine_tenths_of_the_time_is_named_as_what_was_m
     assert "streams stood idle" in junit.read_text()
 
 
+def test_a_client_that_is_stopped_within_long_answers_says_for_how_long_it_was_away() -> None:
+    """Nothing of it shows in the closed loop, and little in the lag: what came meanwhile bears the time of its end."""
+    stop_s = 0.3
+    with null_server("--step-ms", "20") as url, client(url) as asking:
+        measured = asking.run_round(plan(4, 4), 100, show=lambda _: time.sleep(stop_s))
+    fared = measured.client
+    assert fared is not None
+    assert fared.turnaround_share == 0
+    assert fared.away_max_s > 0.9 * (stop_s - health.BEAT_S)
+    assert fared.away_share > 0.3
+    assert "client was the bottleneck" in reasons(measured)
+
+
 def test_how_the_client_fared_is_kept_with_every_round(tmp_path: Path) -> None:
     desk = Desk(tmp_path)
     desk.measure(desk.suite({"plain": PACED}))
@@ -183,7 +197,8 @@ def test_a_kernel_that_does_not_count_the_wait_for_a_core_is_not_taken_for_a_cal
     monkeypatch.setattr(health, "SCHEDSTAT", tmp_path / "schedstat")
     if told is not None:
         health.SCHEDSTAT.write_text(told)
-    fared = health.Watch().health(array("d"), turnaround_s=0.0, answering_s=1.0)
+    with closing(asyncio.new_event_loop()) as loop:
+        fared = health.Watch(loop).health(array("d"), turnaround_s=0.0, answering_s=1.0)
     assert fared.run_queue_share is None
 
 

@@ -28,6 +28,8 @@ HEALTHS = st.builds(
     lag_p50_s=LAGS_S,
     lag_p99_s=LAGS_S,
     lag_max_s=LAGS_S,
+    away_share=SHARES,
+    away_max_s=st.floats(0, 10),
     turnaround_share=SHARES,
     cpu_share=SHARES,
     run_queue_share=st.none() | SHARES,
@@ -100,7 +102,16 @@ def test_no_process_hides_its_troubles_behind_the_others(healths: list[ClientHea
     assert found is not None
     assert found == merged(parts[::-1]).client
     assert (found.processes, found.reads) == (len(healths), sum(health.reads for health in healths))
-    for name in ("lag_p50_s", "lag_p99_s", "lag_max_s", "turnaround_share", "cpu_share", "run_queue_share"):
+    for name in (
+        "lag_p50_s",
+        "lag_p99_s",
+        "lag_max_s",
+        "away_share",
+        "away_max_s",
+        "turnaround_share",
+        "cpu_share",
+        "run_queue_share",
+    ):
         known = [getattr(health, name) for health in healths if getattr(health, name) is not None]
         assert getattr(found, name) == (max(known) if known else None)
 
@@ -113,6 +124,8 @@ def test_a_process_that_asked_nothing_says_nothing_of_the_client(known: list[boo
         lag_p50_s=0.1,
         lag_p99_s=0.2,
         lag_max_s=0.3,
+        away_share=0.0,
+        away_max_s=0.0,
         turnaround_share=0.0,
         cpu_share=0.5,
         run_queue_share=None,

@@ -63,6 +63,8 @@ HEALTH = ClientHealth(
     lag_max_s=None,
     cpu_share=0.25,
     run_queue_share=None,
+    away_share=0.0,
+    away_max_s=0.0,
     turnaround_share=0.01,
 )
 ROUND = Round(

@@ -272,6 +272,8 @@ HEALTHY = ClientHealth(
     lag_p50_s=0.00003,
     lag_p99_s=0.001,
     lag_max_s=0.004,
+    away_share=0.0,
+    away_max_s=0.0,
     turnaround_share=0.0002,
     cpu_share=0.2,
     run_queue_share=0.01,
@@ -292,6 +294,11 @@ def test_a_healthy_client_is_no_reason_and_no_remark() -> None:
     [
         (replace(HEALTHY, turnaround_share=0.023), "streams stood idle 2.3 % of the time between two requests"),
         (replace(HEALTHY, lag_max_s=1.5), "it read up to 1,500 ms late, when about 150 chunks of a stream lay unread"),
+        (replace(HEALTHY, away_share=0.3, away_max_s=0.31), "it was away 30 % of the time"),
+        (
+            replace(HEALTHY, away_share=0.05, away_max_s=1.5),
+            "it read up to 1,500 ms late, when about 150 chunks of a stream lay unread",
+        ),
         (replace(HEALTHY, cpu_share=0.97), "it needed 97 % of a core"),
     ],
 )
@@ -303,7 +310,12 @@ def test_a_client_that_was_measured_in_the_servers_place_is_named(client: Client
 
 
 def test_a_client_within_its_limits_is_believed() -> None:
-    assert check(seen(STEADY, client=replace(HEALTHY, turnaround_share=0.01, lag_max_s=1.0, cpu_share=0.9))) == ()
+    assert (
+        check(
+            seen(STEADY, client=replace(HEALTHY, turnaround_share=0.01, lag_max_s=1.0, away_share=0.1, cpu_share=0.9))
+        )
+        == ()
+    )
 
 
 def test_bytes_that_lay_unread_count_by_the_rate_of_a_stream() -> None:
@@ -329,6 +341,13 @@ def test_a_busy_host_is_said_and_beyond_a_quarter_not_believed(waited: float, sa
     assert [each.name for each in check(busy)] == ([] if believed else ["host too busy"])
     if said:
         assert f"{waited * 100:.0f} %" in remarks(busy.round)[0]
+
+
+def test_times_that_may_be_late_are_said() -> None:
+    (remark,) = remarks(seen(STEADY, client=replace(HEALTHY, away_share=0.02, away_max_s=0.25)).round)
+    assert remark == (
+        "the client was away 2 % of the time, up to 250 ms: single times of tokens may be as much too late"
+    )
 
 
 def test_a_rate_is_believed_that_was_carried_twice_over() -> None:
