@@ -331,9 +331,9 @@ class Client:
             else:
                 self._come(made, connection)
 
-    def _come(self, made: _Pass, connection: Connection, free_s: float | None = None) -> None:
+    def _come(self, made: _Pass, connection: Connection) -> None:
         made.to_come -= 1
-        self._next(made, connection, free_s)
+        self._next(made, connection, None)
 
     def _ended(self, made: _Pass, connection: Connection, exchange: Exchange) -> None:
         del made.flying[exchange]
@@ -355,7 +355,7 @@ class Client:
                 made.idle.append((connection, free_s))
             elif made.over:
                 made.changed.set()
-        elif connection.usable:
+        elif connection.is_open():
             exchange = made.ready.popleft()
             made.sent.append(exchange)
             made.flying[exchange] = connection
@@ -363,11 +363,11 @@ class Client:
             made.turnaround_s += 0.0 if free_s is None else exchange.sent_s - free_s
         elif len(made.ready) > made.to_come:
             made.to_come += 1
-            task = self._loop.create_task(self._reopen(made, free_s))
+            task = self._loop.create_task(self._reopen(made))
             made.asking.add(task)
             task.add_done_callback(partial(self._asked, made))
 
-    async def _reopen(self, made: _Pass, free_s: float | None) -> None:
+    async def _reopen(self, made: _Pass) -> None:
         """A new connection, and none that is idle: that one waits for a request that is being built."""
         try:
             connection = await self._transport.open()
@@ -378,7 +378,7 @@ class Client:
             made.changed.set()
             return
         connection.ended = partial(self._ended, made)
-        self._come(made, connection, free_s)
+        self._come(made, connection)  # the time it took is the server's, which had closed the one before
 
     def _look(self, made: _Pass, died: Callable[[], bool]) -> None:
         """End what is silent for too long, or everything where the server has died."""

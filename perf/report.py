@@ -74,9 +74,30 @@ def remarks(suite: SuiteRecord, verdicts: Sequence[Verdict]) -> str:
     for launch in suite.launches:
         for note in launch.notes:
             seen.setdefault(printable(note), []).append(launch.name)
+    if client := _client(suite):
+        seen[client] = ["over all rounds"]
     return "\n".join(
         f"{note}  ({', '.join(where[:2])}{f' and {len(where) - 2} more' if len(where) > 2 else ''})"
         for note, where in seen.items()
+    )
+
+
+def _client(suite: SuiteRecord) -> str | None:
+    """How the client fared where it fared worst; None where no round tells."""
+    rounds = (each for launch in suite.launches for taken in launch.measurements for each in taken.rounds)
+    fared = [each.client for each in rounds if each.client is not None]
+    if not fared:
+        return None
+    worst_of = {
+        "away": max(each.away_share for each in fared),
+        "streams idle": max(each.turnaround_share for each in fared),
+        "waiting for a core": max((each.run_queue_share or 0.0) for each in fared),
+        "using one": max(each.cpu_share for each in fared),
+    }
+    lags = [each.lag_p99_s for each in fared if each.lag_p99_s is not None]
+    late = f"reads up to {milliseconds(max(lags))} ms late (p99), " if lags else ""
+    return f"the client at its worst: {late}" + ", ".join(
+        f"{what} {share(round(n, 3))}" for what, n in worst_of.items()
     )
 
 

@@ -247,6 +247,7 @@ def attach(
     try:
         url = urlsplit(base_url)
         port = url.port or (443 if url.scheme == "https" else 80)
+        (url.hostname or "").encode("idna")  # UnicodeError is a ValueError
     except ValueError as error:
         raise ServerError(f"{shown!r} is no URL: {error}") from error
     path = url.path.rstrip("/")

@@ -8,6 +8,7 @@ in common, so that this compresses better than 8 bytes at a time, and faster, an
 """
 
 import math
+import tokenize
 import zipfile
 import zlib
 from array import array
@@ -29,6 +30,9 @@ FOLDER = "traces"
 
 #: No larger round is written: 16 million chunks of 16 bytes. No file is read that has twice that, packed or unpacked.
 MAX_BYTES = 256 * 1024 * 1024
+
+#: Nor one of more tokens, each of which `metrics` looks at: six times the longest round that was ever meant.
+MAX_TOKENS = 64 * 1024 * 1024
 
 #: Thirty years. Times of a round lie far within, on either side of its beginning.
 MAX_TIME_S = 1e9
@@ -81,7 +85,7 @@ def write(place: Path, measured: Round, counted: Counters | None) -> None:
         "chunk_tokens": _planes(np.concatenate([*tokens, np.array([], dtype="<i8")])),
     }
     size = sum(each.nbytes for each in arrays.values())
-    if size > MAX_BYTES:
+    if size > MAX_BYTES or sum(each.output_tokens or 0 for each in measured.requests) > MAX_TOKENS:
         raise TooLargeError(f"{place.name}: the trace has {size:,} bytes, more than is kept; ask for fewer tokens")
     try:
         place.parent.mkdir(exist_ok=True)  # and no more: a campaign that was removed meanwhile is not made again
@@ -106,8 +110,18 @@ def read(place: Path, level: int, index: int) -> Trace:
         if (measured.level, measured.index) != (level, index):
             raise ValueError(f"level {measured.level}, round {measured.index + 1}: that of another")
         return replace(trace, round=replace(measured, requests=_with_chunks(measured.requests, chunks, times, tokens)))
-    # What zipfile and numpy raise for a file that is cut, was changed, or is none of theirs.
-    except (ValueError, RuntimeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+    # What zipfile and numpy raise for a file that is cut, was changed, or is none of theirs; numpy reads the head of an
+    # array as an expression of Python's.
+    except (
+        ValueError,
+        RuntimeError,
+        EOFError,
+        SyntaxError,
+        TypeError,
+        tokenize.TokenError,
+        zipfile.BadZipFile,
+        zlib.error,
+    ) as error:
         raise FileError(
             f"{place}: not {_WHAT}: {_seen(error)[:300]}; restore it, or remove it and be without"
         ) from error
@@ -141,7 +155,12 @@ def _with_chunks(
     if not np.all((sizes == 0) | ((sizes >= MIN_NUMBER) & (sizes <= MAX_TIME_S))):  # false of what is no number
         raise ValueError("holds a time that no clock gives")
     counts = [(each.prompt_tokens, each.cached_tokens, each.output_tokens) for each in requests]
-    if not all(0 <= (count or 0) <= MAX_NUMBER for each in counts for count in each):
+    in_chunks = tokens.astype(np.float64)  # their sum could go round an integer
+    if (
+        not all(0 <= (count or 0) <= MAX_NUMBER for each in counts for count in each)
+        or np.any(in_chunks < 0)
+        or in_chunks.sum() > MAX_TOKENS
+    ):
         raise ValueError("holds a number of tokens that no request has")
     whole: list[RequestTrace] = []
     time = token = 0

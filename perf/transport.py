@@ -135,6 +135,19 @@ class Connection:
 
     # Sending.
 
+    def is_open(self) -> bool:
+        """Can the next request be sent on it? A server may have closed it behind an answer without announcing that."""
+        if self.usable and not isinstance(self._link, ssl.SSLSocket):
+            try:
+                self.usable = self._link.recv(1, socket.MSG_PEEK) != b""
+            except BlockingIOError:
+                return True
+            except OSError:
+                self.usable = False
+        if not self.usable:
+            self.close()
+        return self.usable
+
     def send(self, exchange: Exchange) -> None:
         """Write a request; the clock of the exchange starts with the write."""
         self.exchange = exchange
@@ -296,6 +309,9 @@ def _unreadable(head: dict[bytes, bytes]) -> str | None:
     kind = head.get(b"content-type", b"").decode("latin-1")
     if not kind.lower().startswith("text/event-stream"):
         return f'not an event stream: content-type "{kind}"'
+    transfer = head.get(b"transfer-encoding", b"chunked").decode("latin-1")
+    if transfer.strip().lower() not in ("chunked", "identity"):
+        return f'the body is not only cut into chunks: transfer-encoding "{transfer}"'
     coding = head.get(b"content-encoding", b"identity").decode("latin-1")
     if coding.lower() != "identity":
         return f'the body is compressed though it was asked not to be: content-encoding "{coding}"'

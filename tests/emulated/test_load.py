@@ -456,6 +456,11 @@ WIRE_FAILURES: dict[str, tuple[Respond, str, str]] = {
         'content-type "application/json"',
     ),
     "a page instead of a stream": (answer(head("text/html") + chunked(b"<html>") + END), "malformed", "text/html"),
+    "a body in another coding": (
+        answer(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: gzip, chunked\r\n\r\n" + END),
+        "malformed",
+        'transfer-encoding "gzip, chunked"',
+    ),
     "a compressed stream": (
         answer(head("text/event-stream", "content-encoding: gzip") + chunked(gzip.compress(b"".join(GOOD))) + END),
         "malformed",
@@ -627,6 +632,29 @@ def test_a_server_that_closes_every_connection_is_asked_over_new_ones() -> None:
         measured = asking.run_round(plan(3, 9), TOKENS)
     assert labels(measured) == ["good"] * 9
     assert server.connections == 9
+
+
+def test_a_server_that_closes_behind_an_answer_without_a_word_is_asked_over_a_new_connection() -> None:
+    """Its end is seen where it came before the next request is sent."""
+
+    async def respond(_: Stub, writer: asyncio.StreamWriter) -> None:
+        writer.write(stream(*GOOD) + END)
+        writer.write_eof()
+
+    with stub(respond) as server, client(server.port) as asking:
+        measured = asking.run_round(plan(1, 1), TOKENS)
+        time.sleep(0.1)
+        again = asking.run_round(plan(1, 1), TOKENS)
+    assert labels(measured) + labels(again) == ["good"] * 2
+    assert server.connections == 2
+
+
+def test_the_time_of_a_new_connection_is_not_the_clients() -> None:
+    closing = head("text/event-stream", "connection: close") + stream(*GOOD).removeprefix(head()) + END
+    with stub(then_close(closing)) as server, client(server.port) as asking:
+        measured = asking.run_round(plan(2, 8), TOKENS)
+    assert measured.client is not None
+    assert measured.client.turnaround_share == 0
 
 
 def test_a_request_larger_than_a_sockets_buffer_is_sent_whole() -> None:

@@ -139,9 +139,33 @@ def test_the_numbers_of_what_is_read_are_those_of_what_was_measured(
 @given(st.lists(st.floats(-1e9, 1e9).filter(lambda time_s: time_s == 0 or abs(time_s) > 1e-100)))
 def test_every_bit_of_a_time_is_kept(tmp_path_factory: pytest.TempPathFactory, times: list[float]) -> None:
     place = trace_file.path(tmp_path_factory.mktemp("launch"), "c", 1)
-    request = replace(GOOD, chunk_times_s=array("d", times), chunk_tokens=array("q", [2**63 - 1] * len(times)))
+    request = replace(GOOD, chunk_times_s=array("d", times), chunk_tokens=array("q", [1234567] * len(times)))
     trace_file.write(place, replace(ROUND, requests=(request,)), None)
     assert trace_file.read(place, 2, 1).round.requests == (request,)
+
+
+@pytest.mark.parametrize("tokens", [(2**62, 2**62, 2**62, 2**62), (-1, 9), (10**9,)])
+def test_tokens_that_no_round_has_are_refused_before_anything_counts_them(place: Path, tokens: tuple[int, ...]) -> None:
+    request = replace(GOOD, chunk_times_s=array("d", [1.0] * len(tokens)), chunk_tokens=array("q", tokens))
+    trace_file.write(place, replace(ROUND, requests=(request,)), None)
+    with pytest.raises(FileError, match="a number of tokens that no request has"):
+        trace_file.read(place, 2, 1)
+
+
+@pytest.mark.parametrize(
+    "text", ["{'descr': '|u1', ", "(", "{'descr': '|u1', 'fortran_order': False, 'shape': (True,)}"]
+)
+def test_the_head_of_an_array_that_is_none_is_a_sentence(place: Path, text: str) -> None:
+    trace_file.write(place, ROUND, None)
+    with zipfile.ZipFile(place) as archive:
+        members = {each: archive.read(each) for each in archive.namelist()}
+    head = text.encode().ljust(118) + b"\n"
+    members["chunks.npy"] = b"\x93NUMPY\x01\x00" + len(head).to_bytes(2, "little") + head
+    with zipfile.ZipFile(place, "w") as archive:
+        for name, data in members.items():
+            archive.writestr(name, data)
+    with pytest.raises(FileError, match="restore it, or remove it"):
+        trace_file.read(place, 2, 1)
 
 
 def test_the_arrays_are_read_with_numpy_as_the_documents_say(place: Path) -> None:
