@@ -9,7 +9,6 @@ time.
 import argparse
 import os
 import platform
-import resource
 import select
 import signal
 import statistics
@@ -56,8 +55,6 @@ TRUE_RATIO = FLIP_BASELINE[1] / FLIP_SPECULATIVE[1]
 
 #: A wave for other tools, which have no warm-up of their connections: long beside their start.
 RIVAL_S = 6.0
-#: Tokens of an answer in the two runs whose difference is what a token costs.
-RIVAL_TOKENS = (256, 4096)
 
 TARGET_PLAIN = 30
 TARGET_PER_EVENT = 3
@@ -694,41 +691,6 @@ def others(size: Size, rate: int) -> Table:
     )
 
 
-def costs(contenders: Sequence[Contender], size: Size, tally: Tally) -> Table:
-    """What a token costs a tool that is sent all at once: the difference of two runs, without its start."""
-    short, long = RIVAL_TOKENS
-    tokens = size.streams * (long - short)
-    ours = next(contender for contender in contenders if contender.name == OURS)
-    cpu_s = []
-    for length in RIVAL_TOKENS:
-        tried = one_round(ours, size.streams, size.streams, length, 0.0, 1, False, True)
-        tally.ours(ours, tried)
-        cpu_s.append(tried.cpu_per_token_s * size.streams * length)
-    ours_s = (cpu_s[1] - cpu_s[0]) / tokens
-    rows: list[tuple[str, ...]] = [(OURS, number(ours_s * 1e6, ".1f"), "1.0", "-")]
-    for rival in RIVALS:
-        cpu_s = []
-        try:
-            for length in RIVAL_TOKENS:
-                with null_server(tokens_per_chunk=1, step_s=0.0) as server, tempfile.TemporaryDirectory() as folder:
-                    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-                    rival.run(Load(url=server.url, streams=size.streams, tokens=length), Path(folder))
-                    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-                    cpu_s.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-        except RivalError as error:
-            rows.append((rival.name, "-", "-", f"not run: {error}"))
-            continue
-        rival_s = (cpu_s[1] - cpu_s[0]) / tokens
-        target = met(f">= {TARGET_PER_EVENT} x", rival_s >= TARGET_PER_EVENT * ours_s) if rival is RIVALS[0] else "-"
-        rows.append((rival.name, number(rival_s * 1e6, ".1f"), number(rival_s / ours_s, ".1f"), target))
-    return Table(
-        title=f"CPU of a token, {size.streams} streams, all sent at once",
-        note=f"CPU of the whole tool with its children at {long:,} tokens an answer, less that at {short:,}.",
-        headers=("tool", "CPU us/token", "x ours", "target"),
-        rows=tuple(rows),
-    )
-
-
 def main(arguments: Sequence[str]) -> int:
     """Measure and print; the exit code."""
     made = argparse.ArgumentParser(prog="python -m benchmarks.client", description=__doc__)
@@ -752,7 +714,6 @@ def main(arguments: Sequence[str]) -> int:
         steps += [lambda: crowd(contenders, size, tally), lambda: flip(contenders, size, tally)]
         if given.rivals:
             steps += [partial(others, size, rate) for rate in size.rates]
-            steps += [lambda: costs(contenders, size, tally)]
         for step in steps:
             tables.append(table := step())
             print(table.text("simple"), flush=True)

@@ -37,7 +37,7 @@ MAX_STEP_S = 0.5
 #: Far beyond what a null server takes on any machine.
 LIMITS = load.Limits(first_token_s=20.0, between_tokens_s=10.0, request_s=60.0)
 
-#: The rate that must arrive of the rate that was sent: in a round of a second or two it counts that the last of a wave
+#: Of a rate that `doctor` tries so much must arrive: in a round of a second or two it counts that the last of a wave
 #: wait for the first. What was shown is what arrived.
 ARRIVED = 0.85
 
@@ -95,7 +95,7 @@ class Capacity:
             self._show(f"showing on a null server that the client carries {chunks_s:,.0f} chunks/s")
             # A little more than is asked: the next round is never of exactly the same rate.
             wanted = Proof(streams=streams, processes=processes, chunks_s=max(1.25 * chunks_s, streams / MAX_STEP_S))
-            self._show_and_keep(wanted)
+            self._show_and_keep(wanted, chunks_s)
         return self.carried(streams, processes)
 
     def explore(self) -> float:
@@ -105,13 +105,13 @@ class Capacity:
             proof = Proof(streams=DOCTOR_STREAMS, processes=1, chunks_s=rate)
             self._show(f"client: {rate:,.0f} chunks/s over {DOCTOR_STREAMS} streams")
             known = self.carried(proof.streams, 1) >= ARRIVED * rate
-            if not known and not any(self._show_and_keep(proof) for _ in range(TRIES)):
+            if not known and not any(self._show_and_keep(proof, ARRIVED * rate) for _ in range(TRIES)):
                 break
             rate *= 2
         return self.carried(DOCTOR_STREAMS, 1)
 
-    def _show_and_keep(self, wanted: Proof) -> bool:
-        shown = _shown(wanted)
+    def _show_and_keep(self, wanted: Proof, needed: float) -> bool:
+        shown = _shown(wanted, needed)
         if isinstance(shown, str):
             self.why_not = shown
             return False
@@ -152,9 +152,9 @@ def cache_file() -> Path | None:
     return folder / "sglang-perf" / "capacity.json" if folder.is_absolute() else None
 
 
-def _shown(wanted: Proof) -> float | str:
+def _shown(wanted: Proof, needed: float) -> float | str:
     """Two requests to a stream, in lock step as a batch engine sends: the chunks a second that arrived and were read in
-    time, or why they did not."""
+    time, `needed` or more of those `wanted`; or why they did not."""
     step_s = wanted.streams / wanted.chunks_s
     chunks = max(MIN_CHUNKS, round(SHOWN_S / step_s / 2))
     requests = tuple(
@@ -202,7 +202,7 @@ def _shown(wanted: Proof) -> float | str:
         failures = [request.failure for request in measured.requests if request.failure]
         return f"a request to the null server failed: {failures[0].detail}" if failures else "not all was asked"
     arrived = summary.output_tokens / summary.window_s
-    if arrived < ARRIVED * wanted.chunks_s:
+    if arrived < needed:
         return f"{arrived:,.0f} of {wanted.chunks_s:,.0f} chunks/s arrived from the null server"
     if (unread := unread_chunks(measured)) > MAX_UNREAD_CHUNKS:
         return f"about {unread:,.0f} chunks of a stream lay unread"

@@ -271,6 +271,14 @@ def test_a_proof_of_another_machine_or_version_counts_for_nothing(cache: Path) -
 def test_a_level_that_the_client_was_not_shown_to_carry_is_not_believed(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(capacity, "ARRIVED", 2.0)  # nobody receives twice what was sent
-    assert Capacity(RIG, lambda _: None).prove(2, 100.0, 1) == 0.0
+    monkeypatch.setattr(capacity, "MAX_UNREAD_CHUNKS", -1)  # fewer than none are left unread by nobody
+    tried = Capacity(RIG, lambda _: None)
+    assert tried.prove(2, 100.0, 1) == 0.0
+    assert tried.why_not == "about 0 chunks of a stream lay unread"
     assert not cache.exists()
+
+
+def test_many_streams_of_a_slow_server_are_shown_at_a_rate_that_is_enough(cache: Path) -> None:
+    """A chunk every half a second on each: more than was asked for, and no longer than it must."""
+    assert Capacity(RIG, lambda _: None).prove(400, 50.0, 1) >= 50
+    assert cache.exists()
