@@ -1,5 +1,6 @@
 """Rounds small enough to be reckoned by hand. Many are inputs that misled other tools; the source stands with each."""
 
+import gc
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, fields, replace
@@ -351,11 +352,14 @@ class PythonSteps:
 
 def python_steps(measured: Round) -> int:
     steps, before = PythonSteps(), sys.gettrace()
+    gc.collect()
+    gc.disable()  # whatever it would end has steps of its own
     sys.settrace(steps)
     try:
         assert summarize(measured) is not None
     finally:
         sys.settrace(before)
+        gc.enable()
     return steps.seen
 
 
