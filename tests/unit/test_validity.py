@@ -312,7 +312,7 @@ def test_a_client_that_was_measured_in_the_servers_place_is_named(client: Client
 def test_a_client_within_its_limits_is_believed() -> None:
     assert (
         check(
-            seen(STEADY, client=replace(HEALTHY, turnaround_share=0.01, lag_max_s=1.0, away_share=0.1, cpu_share=0.9))
+            seen(STEADY, client=replace(HEALTHY, turnaround_share=0.02, lag_max_s=1.0, away_share=0.1, cpu_share=0.9))
         )
         == ()
     )
