@@ -14,8 +14,8 @@ MAX_DISAGREEMENT = 0.01
 #: Prompt tokens that may come from the cache, beyond the chat template that all requests share.
 MAX_CACHED_SHARE = 0.02
 
-#: What the client may add to a closed loop: more would be most of a margin of 3 %. On two cores that a server fills, with
-#: requests of half a second, it adds up to 1.2 %.
+#: What the client may add to a closed loop: more would be most of a margin of 3 %. On two cores that a server fills,
+#: with requests of half a second, it adds up to 1.2 %.
 MAX_TURNAROUND_SHARE = 0.02
 
 #: Chunks of one stream that may lie unread: a socket's buffer of 128 KiB, Linux's default, holds 300 events of
