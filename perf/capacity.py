@@ -74,10 +74,10 @@ _KEPT = TypeAdapter(_Kept)
 class Capacity:
     """What was shown on one machine. `show` says what is being done; a file that cannot be written is done without."""
 
-    def __init__(self, rig: Rig, show: Callable[[str], None], file: Path | None = None) -> None:
+    def __init__(self, rig: Rig, show: Callable[[str], None]) -> None:
         cores = len(psutil.Process().cpu_affinity() or ())
         self._host = f"{rig.machine} {rig.cpu} {cores} {rig.kernel} {perf.__version__} {platform.python_version()}"
-        self._file = file or cache_file()
+        self._file = cache_file()
         self._show = show
         self.proofs: tuple[Proof, ...] = self._read()
         self.why_not = ""  # why the last proof failed

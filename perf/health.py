@@ -13,7 +13,6 @@ from perf.trace import ClientHealth
 #: (Linux, Documentation/scheduler/sched-stats.rst).
 SCHEDSTAT = Path("/proc/thread-self/schedstat")
 
-
 #: How often the loop is to call, and from when on it counts as away: far above its own turns, and what a timer is late.
 BEAT_S = 0.02
 AWAY_S = 0.01
