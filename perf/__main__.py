@@ -15,18 +15,43 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import NoReturn
 
-from perf import coverage, docs, export, plan, project, prune, record, report, trace_file, verify
+from perf import (
+    coverage,
+    docs,
+    export,
+    history,
+    importing,
+    plan,
+    project,
+    prospect,
+    prune,
+    record,
+    report,
+    trace_file,
+    trend,
+    verify,
+)
 from perf.baseline import Store
 from perf.compact import compact
 from perf.compare import compared
 from perf.files import FileError, to_json, write_text
 from perf.gate import Word, worst
-from perf.promotion import DEFAULT_BASELINES, DEFAULT_CAMPAIGNS, Promoted, PromotionError, command, promote
-from perf.record import Campaign, SuiteRecord
+from perf.history import History
+from perf.measured import measurements
+from perf.promotion import (
+    DEFAULT_BASELINES,
+    DEFAULT_CAMPAIGNS,
+    MAX_REASON,
+    PromotionError,
+    command,
+    promote,
+    told,
+)
+from perf.record import Arm, Campaign, SuiteRecord
 from perf.rig import probe, states
 from perf.suite import SuiteError
-from perf.text import percent, printable, share, throughput
-from perf.verdict import Verdict, judge, measurements
+from perf.text import parse_margin, printable, share
+from perf.verdict import Verdict, judge
 
 #: Exit codes of `check` and `compare` by the worst verdict.
 EXIT_BY_WORD = {
@@ -40,6 +65,9 @@ EXIT_BY_WORD = {
 }
 EXIT_REFUSED = 1
 EXIT_USAGE = 64
+
+#: Of many, as many as fit on a screen.
+MAX_NAMED = 12
 
 #: Verbs whose exit code 1 says something of a verdict: for them a file that cannot be read is a usage error.
 _JUDGING = ("check", "compare", "report")
@@ -101,8 +129,12 @@ def parser() -> argparse.ArgumentParser:
     promote_.add_argument("--reason", required=True, help="why, for whoever reads the baseline later")
     promote_.add_argument("--case", metavar="GLOB", help='only these cases, such as "*/eagle3/c016"')
     promote_.add_argument("--add", action="store_true", help="join the stored launches instead of replacing them")
+    meaning = "the launches of the reference build join the stored ones, where they are of the same build"
+    promote_.add_argument("--reference", action="store_true", help=meaning)
 
-    one_campaign(verb("check", "judge a stored campaign again, and its numbers by their traces, without a server"))
+    check_ = verb("check", "judge a stored campaign again, and its numbers by their traces, without a server")
+    one_campaign(check_)
+    check_.add_argument("--margin", type=_margin, metavar="SHARE", help="ask for another margin, such as 5%% or 0.05")
 
     compare_ = verb("compare", "judge campaign B against campaign A, as if A were the stored baseline")
     compare_.add_argument("before", metavar="A", help="a campaign's id or folder")
@@ -122,7 +154,37 @@ def parser() -> argparse.ArgumentParser:
     export_.add_argument("--format", choices=("chrome", "csv", "csv-chunks"), required=True, help=meaning)
     export_.add_argument("--output", type=Path, metavar="FILE", help="write there instead of to the terminal")
 
-    suites(verb("plan", "what a launch of each suite costs in rig-minutes"))
+    trend_ = verb("trend", "a case over its nights: drawing, noise, and where it changed; advisory")
+    meaning = 'such as "mine/eagle3/c016" for one, or "mine/eagle3/*" for all levels of a variant'
+    trend_.add_argument("case", metavar="CASE", help=meaning)
+    trend_.add_argument("--rig", metavar="ID", help="only of this rig (default: each that has it)")
+    trend_.add_argument("--nights", type=_count, default=trend.NIGHTS, metavar="N", help="the newest N of them")
+
+    import_ = verb("import", "nights that were measured elsewhere, or a campaign's own, into the history")
+    meaning = "a CSV file, the data.js of github-action-benchmark, or a campaign's id or folder"
+    import_.add_argument("file", metavar="FILE", help=meaning)
+    import_.add_argument("--suite", metavar="NAME", help="under which suite they are kept")
+    import_.add_argument("--variant", metavar="V", help="under which variant (default: each series by its name)")
+    meaning = f"under which rig (default: {importing.DEFAULT_RIG})"
+    import_.add_argument("--rig", default=importing.DEFAULT_RIG, metavar="ID", help=meaning)
+    for what in importing.GUESSES:
+        import_.add_argument(f"--{what}", metavar="COLUMN", help=f"which column is the {what} (default: by its name)")
+    meaning = "only rows with this value in this column; may be repeated"
+    import_.add_argument("--where", action="append", type=_condition, default=[], metavar="COLUMN=VALUE", help=meaning)
+    meaning = "takes apart the names in a data.js: groups such as (?P<level>...) and (?P<series>...) become columns"
+    import_.add_argument("--name", metavar="REGEX", help=meaning)
+
+    plan_ = verb("plan", "what a launch of each suite costs in rig-minutes, and what a night of it would find")
+    suites(plan_)
+    for name, of in (("margin", "loss to be found"), ("alpha", "false alarms of the suite"), ("power", "losses found")):
+        plan_.add_argument(f"--{name}", type=_margin, metavar="SHARE", help=f"{of}: 2%% or 0.02 (default: the suite's)")
+    plan_.add_argument(
+        "--reference",
+        action=argparse.BooleanOptionalAction,
+        help="as if there were a reference build, or none (default: as the suite says)",
+    )
+    meaning = f"simulate at most so many nights for each question (default: {prospect.NIGHTS})"
+    plan_.add_argument("--nights", type=_count, default=prospect.NIGHTS, metavar="N", help=meaning)
 
     suites(verb("baselines", "which cases have a stored baseline, how old it is, and what is stored for nobody"))
 
@@ -167,6 +229,10 @@ def _run(options: argparse.Namespace) -> int:
             return _report(options)
         case "export":
             return _export(options)
+        case "trend":
+            return _trend(options, store)
+        case "import":
+            return _import(options)
         case "plan":
             return _plan(options, store)
         case "baselines":
@@ -186,11 +252,90 @@ def _count(text: str) -> int:
     return value
 
 
+def _margin(text: str) -> float:
+    try:
+        return parse_margin(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a share such as 3% or 0.03") from error
+
+
+def _condition(text: str) -> tuple[str, str]:
+    column, equals, value = text.partition("=")
+    if not column or not equals:
+        raise argparse.ArgumentTypeError(f"{text!r} is not COLUMN=VALUE")
+    return column, value
+
+
+def _trend(options: argparse.Namespace, store: Store) -> int:
+    kept = History.beside(options.campaign_dir)
+    places = [place for place in kept.places() if options.rig in (None, place.rig_id)]
+    texts: list[str] = []
+    for place in places:
+        if trend.is_of(options.case, place):
+            stored = store.by_case(place.rig_id, place.suite, (place.variant,))
+            promotions = {level: case.promotion for (_, level), case in stored.items()}
+            texts += trend.texts(options.case, place, kept.read(place), promotions, _look(), newest=options.nights)
+    if not texts:
+        known = (
+            ", ".join(map(str, places[:MAX_NAMED])) or "none; nights are added by pytest and by python -m perf import"
+        )
+        raise FileError(
+            f"no history of {printable(options.case, 120)!r} in {record.as_typed(kept.folder)}; there are {known}"
+        )
+    print("\n".join(texts), end="")
+    return 0
+
+
+def _look() -> trend.Look:
+    try:
+        trend.CHARACTERS.encode(sys.stdout.encoding)
+        only_ascii = False
+    except UnicodeEncodeError:
+        only_ascii = True
+    return trend.Look(ascii=only_ascii, colour=sys.stdout.isatty() and "NO_COLOR" not in os.environ)
+
+
+def _import(options: argparse.Namespace) -> int:
+    kept = History.beside(options.campaign_dir)
+    if record.ID.fullmatch(Path(options.file).name):
+        _, campaign = _complete(options.campaign_dir, options.file)
+        nights = history.nights(campaign)
+    elif options.suite is None:
+        parser().error("import FILE needs --suite NAME; only a campaign has one of its own")
+    else:
+        columns = {what: getattr(options, what) for what in importing.GUESSES}
+        wanted = importing.Wanted(
+            rig_id=options.rig,
+            suite=options.suite,
+            variant=options.variant,
+            **columns,
+            where=tuple(options.where),
+            name=options.name,
+        )
+        found = importing.read(Path(options.file), wanted)
+        nights = found.nights
+        print("columns   " + ", ".join(f"{what}: {printable(name, 80)}" for what, name in found.columns))
+        if found.left_out:
+            print(f"left out  {found.left_out} rows, by --where")
+        if found.without_value:
+            print(f"left out  {len(found.without_value)} rows without a value, such as {found.without_value[0]}")
+    for place, new in kept.append(nights).items():
+        print(f"imported  {place}: {new} new of {len(nights[place])}")
+    print(f"-> {record.as_typed(kept.folder)}" if nights else "nothing in it is gated and valid: nothing was added")
+    return 0 if nights else EXIT_REFUSED
+
+
 def _plan(options: argparse.Namespace, store: Store) -> int:
     here = probe().id
     for suite in project.suites(options.suite, Path()):
         rig_id, stored = coverage.stored_for(suite, store, here)
-        print(plan.text(plan.forecast(suite, stored), str(store.folder / rig_id)))
+        forecast = plan.forecast(suite, stored)
+        print(plan.text(forecast, str(store.folder / rig_id)), flush=True)
+        asked = prospect.question(
+            suite, margin=options.margin, alpha=options.alpha, power=options.power, reference=options.reference
+        )
+        found = prospect.prospect(suite, stored, forecast, asked, nights=options.nights)
+        print(prospect.text(found) if found else prospect.why_not(suite, forecast, stored))
     return 0
 
 
@@ -243,30 +388,19 @@ def _doctor(options: argparse.Namespace, store: Store) -> int:
 
 def _promote(options: argparse.Namespace, store: Store) -> int:
     _, campaign = _complete(options.campaign_dir, options.campaign)
-    outcome = promote(campaign, store, reason=options.reason, pattern=options.case, add=options.add)
-    for each in outcome.promoted:
-        print(f"promoted  {_promoted(each)}")
-    for case, why in outcome.refused:
-        print(f"refused   {case}: {printable(why)}")
-    print(f"campaign {campaign.id} -> {store.folder}")
+    arm: Arm = "reference" if options.reference else "candidate"
+    outcome = promote(campaign, store, reason=options.reason, pattern=options.case, add=options.add, arm=arm)
+    for line in told(outcome):
+        print(line)
+    print(f'campaign {campaign.id} -> {store.folder}, "{printable(options.reason, MAX_REASON)}"')
     return EXIT_REFUSED if outcome.refused or not outcome.promoted else 0
-
-
-def _promoted(found: Promoted) -> str:
-    """From what to what, of how many launches, and whether it was a loss: nobody is to accept one without seeing it."""
-    before, after = found.before, found.after
-    was = "-" if before is None else throughput(before.throughput)
-    change = "" if before is None else f" ({percent(after.throughput / before.throughput - 1)})"
-    fewer = "" if before is None or before.launches <= after.launches else f", there were {before.launches}"
-    lost = f", {found.word}" if found.word in (Word.REGRESSED, Word.INCONCLUSIVE) else ""
-    return (
-        f"{found.case}: {was} -> {throughput(after.throughput)} tok/s{change}, {after.launches} launches{fewer}{lost}"
-    )
 
 
 def _check(options: argparse.Namespace) -> int:
     folder, campaign = _complete(options.campaign_dir, options.campaign)
     suites = campaign.suites
+    if options.margin is not None:
+        suites = tuple(replace(suite, margin=options.margin) for suite in suites)
     if options.baselines is not None:
         suites = tuple(_against(suite, Store(options.baselines)) for suite in suites)
     found = tuple(verify.verify(suite, folder) for suite in suites)

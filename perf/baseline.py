@@ -1,11 +1,14 @@
 """Stored baselines: raw per-launch samples, one file for each rig, suite and variant, written by promotion only.
 
 A file is valid pytest-benchmark JSON, so that `pytest-benchmark compare` reads it. The sample stands once, in
-`extra_info`; the statistics beside it are computed from it when the file is written and never read.
+`extra_info`; the statistics beside it are computed from it when the file is written and never read. A digest of the
+sample stands beside it: what was changed since it was promoted, by whomever, is no baseline.
 """
 
+import hashlib
+import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -15,7 +18,7 @@ from pytest_benchmark.stats import Stats
 
 from perf import carrier, migration
 from perf.files import FileError, read_json, to_json, write_text
-from perf.sample import SCHEMA, StoredCase, are_comparable, geometric_mean, is_sound, throughputs
+from perf.sample import SCHEMA, StoredCase, is_sound, joined, may_join, succeeded, throughputs
 from perf.text import printable
 
 _RESTORE = "restore the file from version control, or remove it and promote again"
@@ -26,13 +29,19 @@ LOCK_TIMEOUT_S = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Benchmark:
-    name: str
+    digest: str | None  # of `extra_info`; None in what version 0.1 stored
     extra_info: StoredCase
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Machine:
+    node: str  # the rig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _File:
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(allow_inf_nan=False)  # holds for what is inside, too
+    machine_info: _Machine
     version: Literal["sglang-perf baseline 2"]
     benchmarks: tuple[_Benchmark, ...]
 
@@ -59,12 +68,20 @@ class Store:
             return ()
         except OSError as error:
             raise FileError(f"{path}: cannot be read as a baseline file: {error.strerror}") from error
-        cases = tuple(
-            benchmark.extra_info
-            for benchmark in read_json(path, _ADAPTER, "a baseline file", migration.baseline).benchmarks
-        )
+        changed: list[int] = []
+
+        def upgrade(data: bytes) -> bytes:
+            changed.extend(_changed(data))  # the digest is of what is written there, by whatever version
+            return migration.baseline(data)
+
+        file = read_json(path, _ADAPTER, "a baseline file", upgrade)
+        cases = tuple(benchmark.extra_info for benchmark in file.benchmarks)
+        if file.machine_info.node != rig_id:
+            raise FileError(f"{path}: is of rig {printable(file.machine_info.node, 80)}, not of this one; {_RESTORE}")
         for case in cases:
             _believe(case, path, f"{suite}/{variant}")
+        if changed:
+            raise FileError(f"{path}: level {cases[changed[0]].level} was changed since it was promoted; {_RESTORE}")
         if len({case.level for case in cases}) != len(cases):
             raise FileError(f"{path}: a level stands twice, as after a merge; {_RESTORE}")
         return cases
@@ -76,8 +93,8 @@ class Store:
     def promote(self, rig_id: str, suite: str, variant: str, cases: tuple[StoredCase, ...], *, add: bool) -> Path:
         """Store `cases`, each in place of what stood for its level, and leave the other levels alone.
 
-        With `add`, the launches of a stored case are kept and the new ones join them, where the two are comparable.
-        Raises FileError.
+        What is replaced is kept for what it says about noise. With `add`, the launches of a stored case are kept and
+        the new ones join them; all is refused where some may not. Raises FileError.
         """
         path = self.path(rig_id, suite, variant)
         try:
@@ -87,7 +104,13 @@ class Store:
                 for left in path.parent.glob(f".{path.name}.*.tmp"):  # of a promotion that was killed: ours is the lock
                     left.unlink(missing_ok=True)
                 for case in cases:
-                    levels[case.level] = _succeed(levels.get(case.level), case, add=add)
+                    old = levels.get(case.level)
+                    if old is not None and add and not may_join(old, case):
+                        raise FileError(
+                            f"{path}: level {case.level}: another promotion stored what these launches cannot join; "
+                            "nothing was changed"
+                        )
+                    levels[case.level] = case if old is None else (joined if add else succeeded)(old, case)
                 write_text(path, _render(rig_id, [levels[level] for level in sorted(levels)]))
         except Timeout as error:
             raise FileError(
@@ -110,15 +133,21 @@ def _believe(case: StoredCase, path: Path, place: str) -> None:
         raise FileError(f"{path}: holds {printable(case.case, 120)}, which belongs elsewhere; {_RESTORE}")
 
 
-def _succeed(old: StoredCase | None, new: StoredCase, *, add: bool) -> StoredCase:
-    if old is None:
-        return new
-    launches = new.launches
-    if add and are_comparable(old, new):
-        known = {(launch.campaign, launch.launch) for launch in new.launches}
-        launches = (*(each for each in old.launches if (each.campaign, each.launch) not in known), *launches)
-    latest = replace(new.promotion, throughput=geometric_mean(throughputs(launches)), launches=len(launches))
-    return replace(new, launches=launches, promotions=(*old.promotions, latest))
+def _changed(data: bytes) -> list[int]:
+    """The places of samples that are not as their digests say; in what is no file of ours there are none."""
+    try:
+        return [
+            place
+            for place, benchmark in enumerate(json.loads(data)["benchmarks"])
+            if "digest" in benchmark and benchmark["digest"] != _digest(benchmark["extra_info"])
+        ]
+    except (ValueError, TypeError, LookupError, RecursionError):
+        return []  # whoever reads it says what is wrong
+
+
+def _digest(sample: object) -> str:
+    """A digest of a sample as it stands in a file. Numbers are taken as read: `1.0` and `1.00` are the same."""
+    return hashlib.sha256(json.dumps(sample).encode()).hexdigest()[:16]
 
 
 def _render(rig_id: str, cases: list[StoredCase]) -> str:
@@ -137,9 +166,11 @@ def _render(rig_id: str, cases: list[StoredCase]) -> str:
 def _benchmark(case: StoredCase) -> dict[str, object]:
     stats = Stats()  # type: ignore[no-untyped-call]
     stats.data += [1 / value for value in throughputs(case.launches)]
+    sample = asdict(case)
     return {
         **carrier.names(case.case, case.level),
-        "extra_info": asdict(case),
+        "digest": _digest(json.loads(to_json(sample))),
+        "extra_info": sample,
         "options": {"disable_gc": False, "timer": carrier.TIMER, "min_rounds": 1, "warmup": False},
         "stats": {name: getattr(stats, name) for name in stats.fields} | {"iterations": 1},
     }

@@ -1,9 +1,11 @@
 """The compact record of a campaign: its verdicts and the numbers behind them, small enough to keep for ever. Pure.
 
 For whoever reads a campaign and is not this suite: a dashboard, a bot, the documentation. Its schema is published as
-docs/schemas/record-1.json; within a schema fields are only added. It cannot be judged again: campaign.json can.
+docs/schemas/record-1.json; within a schema fields are only added, and what was added later has a default: "not known".
+It cannot be judged again: campaign.json can.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -11,11 +13,13 @@ from typing import ClassVar, Literal
 from pydantic import ConfigDict, TypeAdapter
 
 from perf.files import MAX_NUMBER
+from perf.measured import measurements
 from perf.metrics import RoundSummary
+from perf.moved import Change, Effect, Explanation
 from perf.record import Campaign, CaseRecord, LaunchRecord, SuiteRecord, WorkloadRecord
 from perf.sample import Build, geometric_mean
 from perf.validity import Reason
-from perf.verdict import CaseVerdict, RelationVerdict, judge, measurements
+from perf.verdict import MAX_LOG, CaseVerdict, End, RelationVerdict, Route, judge
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,8 +56,46 @@ class CompactNumbers:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CompactEffect:
+    """A relative change within its 95 % interval; None for what is beyond every number that a file may hold."""
+
+    change: float | None
+    lo: float | None
+    hi: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompactChange:
+    """A metric that the case was held against, and tonight's; seconds, tok/s or plain numbers.
+
+    `share` is the part of the change of throughput that it explains; None where that is not known.
+    """
+
+    name: str
+    before: float
+    after: float
+    effect: CompactEffect
+    share: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompactMoved:
+    """Why throughput is another, as docs/what-moved.md has it: parts that make up its change, and what is beside."""
+
+    parts: tuple[CompactChange, ...]
+    unexplained: CompactEffect | None
+    equal_acceptance: CompactEffect | None
+    beside: tuple[CompactChange, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CompactCase:
-    """One case, measured in so many launches. `gated` is false where it was measured and not judged (ADVISORY)."""
+    """One case, measured in so many launches. `gated` is false where it was measured and not judged (ADVISORY).
+
+    `route` says what it was held against: launches of the reference build tonight, or the stored baseline, of so many
+    `nights`, where fresh launches could be had or not ("store alone"). `ended` is the rule that ended the launches of
+    an INCONCLUSIVE, `could_see` the loss it would have found, `drift` the change since the oldest promotion.
+    """
 
     id: str
     variant: str
@@ -66,6 +108,13 @@ class CompactCase:
     numbers: CompactNumbers | None
     judgement: CompactJudgement | None
     reasons: tuple[Reason, ...]
+    route: Route | None = None
+    nights: int | None = None
+    set_aside: bool | None = None
+    ended: End | None = None
+    could_see: float | None = None
+    drift: float | None = None
+    moved: CompactMoved | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,8 +134,21 @@ class CompactRelation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CompactReference:
+    """How the reference build of a variant ran, by its last launch; `launches` of it took `rig_s` seconds together."""
+
+    server_version: str | None
+    build: Build | None
+    launches: int
+    rig_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CompactVariant:
-    """How a variant ran, by its last launch; `launches` of it took `rig_s` seconds together."""
+    """How a variant ran, by its last launch; `launches` of it took `rig_s` seconds together.
+
+    `reference` are launches of the same with the reference build, in time of their own.
+    """
 
     name: str
     command: tuple[str, ...]
@@ -96,6 +158,7 @@ class CompactVariant:
     build: Build | None
     launches: int
     rig_s: float
+    reference: CompactReference | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,21 +258,33 @@ def _suite(suite: SuiteRecord) -> CompactSuite:
 
 
 def _variants(suite: SuiteRecord) -> Iterator[CompactVariant]:
-    by_name: dict[str, list[LaunchRecord]] = {}
-    for launch in suite.launches:
-        by_name.setdefault(launch.variant, []).append(launch)
-    for name, launches in by_name.items():
-        last = launches[-1]
+    for name in dict.fromkeys(launch.variant for launch in suite.launches):
+        ours = [launch for launch in suite.launches if launch.variant == name]
+        launches = [launch for launch in ours if launch.arm == "candidate"]
+        references = [launch for launch in ours if launch.arm == "reference"]
+        last = launches[-1] if launches else None  # none where it was interrupted after the reference
         yield CompactVariant(
             name=name,
-            command=last.command,
-            env=last.variant_env,
-            model=last.model,
-            server_version=last.server_version,
-            build=last.build,
+            command=ours[-1].command,
+            env=(last or ours[-1]).variant_env,
+            model=(last or ours[-1]).model,
+            server_version=last.server_version if last else None,
+            build=last.build if last else None,
             launches=len(launches),
-            rig_s=sum(launch.duration_s for launch in launches),
+            rig_s=_rig_s(launches),
+            reference=_reference(references) if references else None,
         )
+
+
+def _reference(launches: list[LaunchRecord]) -> CompactReference:
+    last = launches[-1]
+    return CompactReference(
+        server_version=last.server_version, build=last.build, launches=len(launches), rig_s=_rig_s(launches)
+    )
+
+
+def _rig_s(launches: list[LaunchRecord]) -> float:
+    return sum(launch.duration_s for launch in launches)
 
 
 def _case(suite: SuiteRecord, case: CaseRecord, verdict: CaseVerdict) -> CompactCase:
@@ -225,7 +300,32 @@ def _case(suite: SuiteRecord, case: CaseRecord, verdict: CaseVerdict) -> Compact
         numbers=_numbers(suite, verdict),
         judgement=_judgement(verdict),
         reasons=verdict.reasons,
+        route=verdict.route,
+        nights=None if verdict.judgement is None or verdict.stored is None else verdict.stored.nights[0],
+        set_aside=None if verdict.judgement is None else verdict.others_noise is not None,
+        ended=verdict.ended,
+        could_see=None if verdict.judgement is None else verdict.judgement.could_see,
+        drift=None if verdict.stored is None else verdict.stored.drift,
+        moved=None if (moved := verdict.moved) is None else _moved(moved),
     )
+
+
+def _moved(found: Explanation) -> CompactMoved:
+    def change(of: Change, share: float | None = None) -> CompactChange:
+        return CompactChange(name=of.name, before=of.before, after=of.after, effect=_effect(of.effect), share=share)
+
+    equal = found.equal_acceptance
+    return CompactMoved(
+        parts=tuple(change(each.change, each.share) for each in found.parts),
+        unexplained=None if found.unexplained is None else _effect(found.unexplained),
+        equal_acceptance=None if equal is None else _effect(equal.equal),
+        beside=tuple(map(change, found.beside)),
+    )
+
+
+def _effect(effect: Effect) -> CompactEffect:
+    change, lo, hi = (_end(math.expm1(min(log, MAX_LOG))) for log in (effect.log, effect.lo, effect.hi))
+    return CompactEffect(change=change, lo=lo, hi=hi)
 
 
 def _relation(verdict: RelationVerdict) -> CompactRelation:

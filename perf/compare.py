@@ -21,6 +21,7 @@ class Comparison:
 def compared(before: Campaign, after: Campaign) -> Comparison:
     """`after` judged against `before`; what `before` has not, or not to be believed, is NO_BASELINE.
 
+    Candidates are compared: the launches of a reference build say nothing of what changed between two campaigns.
     Whether two cases were asked the same is told by their verdict, as with a stored baseline. Raises FileError where no
     case is in both, on one rig.
     """
@@ -45,7 +46,8 @@ def compared(before: Campaign, after: Campaign) -> Comparison:
                 left_out.append(invalid.get(key, f"{case.id} is not in {before.id} on {suite.rig_id}"))
             cases.append(replace(case, stored=found))
         alone = tuple(replace(each, selected=False) for each in suite.relations)
-        suites.append(replace(suite, cases=tuple(cases), relations=alone))
+        ours = tuple(each for each in suite.launches if each.arm == "candidate")
+        suites.append(replace(suite, cases=tuple(cases), relations=alone, launches=ours, reference=False))
     left_out += [f"{case} is not in {after.id} on {rig}" for rig, case in stored]
     if not any(case.stored for suite in suites for case in suite.cases):
         raise FileError(

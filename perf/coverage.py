@@ -18,7 +18,7 @@ from perf.promotion import DEFAULT_BASELINES
 from perf.rig import EMULATED_RIG_ID
 from perf.sample import Promotion, StoredCase, throughputs
 from perf.suite import SHIPPED, Suite
-from perf.text import printable, share
+from perf.text import percent, printable, share
 
 #: Beside the suites of a rig: its fingerprint.
 _FINGERPRINT = "rig.json"
@@ -114,16 +114,19 @@ def stored_for(suite: Suite, store: Store, here: str) -> tuple[str, dict[tuple[s
 class Alike:
     """Levels of a variant that are stored alike, or are not stored for one reason: then `promotion` is None.
 
-    `launches` of how many `campaigns`; `spread` is the least and the largest coefficient of variation between the
-    launches of one level, None where a level has but one.
+    `launches` of how many `nights` (campaigns); `others` are nights that only tell of noise. `spread` is the least and
+    the largest coefficient of variation between the launches of one level, None where a level has but one; `drift` the
+    least and the largest change since the oldest comparable promotion, None where there is but one.
     """
 
     variant: str
     levels: tuple[int, ...]
     why: str | None
     launches: int = 0
-    campaigns: int = 0
+    nights: int = 0
+    others: int = 0
     spread: tuple[float, float] | None = None
+    drift: tuple[float, float] | None = None
     promotion: Promotion | None = None
 
 
@@ -271,26 +274,26 @@ def _rows(
             groups.setdefault((why,), []).append(level)
         else:
             told = (case.promotion.promoted_at[:10], case.promotion.campaign, case.promotion.reason)
-            groups.setdefault((len(case.launches), _campaigns(case), *told), []).append(level)
+            groups.setdefault((len(case.launches), *case.nights, *told), []).append(level)
     for key, levels in groups.items():
         if len(key) == 1:
             yield Alike(variant=variant, levels=tuple(levels), why=str(key[0]))
             continue
         cases = [stored[variant, level] for level in levels]
         spreads = [spread for case in cases if (spread := _spread(case)) is not None]
+        drifts = [drift for case in cases if (drift := case.drift) is not None]
+        nights, others = cases[0].nights
         yield Alike(
             variant=variant,
             levels=tuple(levels),
             why=None,
             launches=len(cases[0].launches),
-            campaigns=_campaigns(cases[0]),
+            nights=nights,
+            others=others,
             spread=(min(spreads), max(spreads)) if spreads else None,
+            drift=(min(drifts), max(drifts)) if drifts else None,
             promotion=cases[0].promotion,
         )
-
-
-def _campaigns(case: StoredCase) -> int:
-    return len({launch.campaign for launch in case.launches})
 
 
 def _spread(case: StoredCase) -> float | None:
@@ -335,9 +338,20 @@ def _suite(each: Covered, here: str | None, today: date) -> str:
         return head
     table = tabulate(
         [_cells(row, levels, today) for row in each.rows],
-        headers=("variant", "levels", "launches", "campaigns", "spread", "promoted", "age", "by campaign", "reason"),
+        headers=(
+            "variant",
+            "levels",
+            "launches",
+            "nights",
+            "spread",
+            "drift",
+            "promoted",
+            "age",
+            "by campaign",
+            "reason",
+        ),
         disable_numparse=True,
-        colalign=("left", "left", *("right",) * 5, "left", "left"),
+        colalign=("left", "left", *("right",) * 6, "left", "left"),
     )
     return f"{head}\n\n{table}"
 
@@ -345,13 +359,14 @@ def _suite(each: Covered, here: str | None, today: date) -> str:
 def _cells(row: Alike, levels: tuple[int, ...], today: date) -> tuple[str, ...]:
     name = "all" if row.levels == levels else _levels(row.levels)
     if row.promotion is None:
-        return (row.variant, name, *("-",) * 6, row.why or "-")
+        return (row.variant, name, *("-",) * 7, row.why or "-")
     return (
         row.variant,
         name,
         str(row.launches),
-        str(row.campaigns),
-        "-" if row.spread is None else _range(*row.spread),
+        f"{row.nights}+{row.others}" if row.others else str(row.nights),
+        "-" if row.spread is None else _range(*(share(round(value, 3)) for value in row.spread)),
+        "-" if row.drift is None else _range(*map(percent, row.drift)),
         printable(row.promotion.promoted_at[:10]),
         _age(row.promotion.promoted_at, today),
         printable(row.promotion.campaign, 40),
@@ -363,8 +378,7 @@ def _levels(levels: Sequence[int]) -> str:
     return ", ".join(map(str, levels))
 
 
-def _range(low: float, high: float) -> str:
-    least, most = share(round(low, 3)), share(round(high, 3))
+def _range(least: str, most: str) -> str:
     return most if least == most else f"{least.removesuffix(' %')} to {most}"
 
 

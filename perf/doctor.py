@@ -18,21 +18,26 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import pairwise
-from math import log
+from math import expm1, log, sqrt
 from pathlib import Path
 
 import psutil
 from packaging.requirements import Requirement
+from scipy import special
 
-from perf import load, ports, suite
+from perf import load, plan, ports, suite
 from perf.capacity import DOCTOR_STREAMS, FIRST_RATE, LAST_RATE, ROOM, Capacity
 from perf.measure import Bench, Show, build, spec
+from perf.measured import sample
+from perf.noise import LEAST_SPREAD
+from perf.prospect import BOUND, prospect, question, spread_interval
+from perf.record import Order
 from perf.rig import EMULATED_RIG_ID, UNREADABLE, GpuState, Rig, states
-from perf.sample import throughputs
+from perf.sample import Build, LaunchSample, geometric_mean, throughputs
+from perf.simulation import SimulatedRig, Truth, stored_case
 from perf.suite import Case, Suite, Variant
-from perf.text import printable, share
+from perf.text import duration, printable, rough, share
 from perf.validity import taken
-from perf.verdict import sample
 
 #: A quiet machine's own housekeeping stays below this share of its cores.
 MAX_BUSY = 0.10
@@ -49,6 +54,8 @@ MAX_IDLE_CELSIUS = 65
 
 #: Launches of a server against itself. Four tell a spread within a factor of about two, in a minute or two.
 NOISE_LAUNCHES = 4
+#: A settled baseline is of so many nights of as many launches: more would hardly be known better.
+SETTLED_NIGHTS = 30
 #: Of the emulated server: enough streams to keep the client busy, few enough for any machine.
 STEADY_LEVEL = 30
 
@@ -237,23 +244,34 @@ def suite_needs(chosen: Suite, rig: Rig, *, asked: bool) -> Iterator[Finding]:
             f"files, allowed are {hard}",
             "raise the hard limit: ulimit -Hn, limits.conf, or the container's",
         )
-    named = (path for variant in chosen.variants for path in _paths(variant, chosen.source.parent))
+    references = () if chosen.reference is None else tuple(map(chosen.reference.running, chosen.variants))
+    named = (path for each in (*chosen.variants, *references) for path in _paths(each, chosen.source.parent))
     for path in dict.fromkeys(named):
         if not path.exists():
             lacks(f"{path} is not there", f"point it at your own, in {chosen.source}")
-    builds = {
-        str(found)
-        for variant in chosen.variants
-        if not chosen.emulated and (found := build(spec(chosen, variant, variant.name, key=None)))
-    }
+    builds, fixed = _builds(chosen, chosen.variants), _builds(chosen, references)
     if unfit and not asked:
         seen = f"{chosen.name} cannot be measured here: {unfit[0].seen.removeprefix(f'{chosen.name}: ')}"
         yield Finding(fitness=Fitness.NOTE, name="suite", seen=seen)
     elif unfit:
         yield from unfit
     else:
-        told = f"; {', '.join(sorted(builds))}" if builds else ""
+        told = "".join(
+            f"; {arm}{', '.join(sorted(set(map(str, found.values()))))}"
+            for arm, found in (("", builds), ("reference ", fixed))
+            if found
+        )
         yield Finding(fitness=Fitness.OK, name="suite", seen=f"{chosen.name}: has what it needs{told}")
+    if same := [name for name, found in builds.items() if found == fixed.get(name)]:
+        seen = f"{chosen.name}: the reference build is the same as that of {', '.join(same)}: {builds[same[0]]}"
+        advice = "as long as nothing was changed that is right; else point python in [reference] at another environment"
+        yield Finding(fitness=Fitness.NOTE, name="reference", seen=seen, advice=advice)
+
+
+def _builds(chosen: Suite, variants: tuple[Variant, ...]) -> dict[str, Build]:
+    """The build of each variant that tells it. What is installed beside an emulated server is not what it runs."""
+    found = ((each.name, build(spec(chosen, each, each.name, key=None))) for each in variants if not chosen.emulated)
+    return {name: told for name, told in found if told is not None}
 
 
 def _paths(variant: Variant, folder: Path) -> Iterator[Path]:
@@ -284,12 +302,15 @@ def client(rig: Rig) -> Finding:
 def noise(
     chosen: Suite, case: Case, margin: float, rig: Rig, folder: Path, show: Callable[[str], None]
 ) -> Iterator[Finding]:
-    """Launch one case again and again: what of its throughput is luck, against the margin it is to be judged with.
+    """A against A: one case is launched again and again, in pairs of which nothing tells the second from the first.
 
-    The spread is the standard deviation of the logarithms over NOISE_LAUNCHES launches. Raises FileError.
+    Says how launches vary, what change a pair shows where there is none, and whether fresh pairs that vary so find a
+    loss of the margin within the suite's budget and cap. Raises FileError.
     """
-    variant, level = case.variant, case.level
-    alone = replace(chosen, workload=replace(chosen.workload, levels=(level,)))
+    level = case.level
+    workload = replace(chosen.workload, levels=(level,), level_must_be_reached=True)
+    variants = tuple(each for each in chosen.variants if each.name == case.variant)
+    alone = replace(chosen, workload=workload, variants=variants, expectations=())
     bench = Bench(
         suite=alone,
         folder=folder,
@@ -301,25 +322,64 @@ def noise(
         gpus=lambda: states(rig) if chosen.gpus else (),
     )
     where = f"{case.id} on {EMULATED_RIG_ID if chosen.emulated else rig.id}"
-    samples = []
+    samples: list[LaunchSample] = []
     for ordinal in range(1, NOISE_LAUNCHES + 1):
-        launch = bench.measure(variant, ordinal, (level,))
+        order = Order(variant=case.variant, arm="candidate", ordinal=ordinal, block=ordinal, levels=(level,))
+        launch = bench.measure(order)
         for measurement in launch.measurements:
             if reasons := measurement.all_reasons:
                 seen = f"{where}: {reasons[0].name}: {reasons[0].seen}"
                 advice = f"{reasons[0].advice}: {folder / launch.name / 'server.log'}"
                 yield Finding(fitness=Fitness.UNFIT, name="noise", seen=seen, advice=advice)
                 return
-            samples.append(sample(launch, measurement))
-    spread = statistics.stdev(log(value) for value in throughputs(samples))
-    seen = f"{where}: {NOISE_LAUNCHES} launches of one and the same vary by {share(round(spread, 4))}"
-    if spread > margin / 3:
-        seen += f", more than a third of the margin of {share(margin)}"
-        yield Finding(
-            fitness=Fitness.UNFIT, name="noise", seen=seen, advice="quiet the machine, or expect many launches a night"
-        )
-    else:
-        yield Finding(fitness=Fitness.OK, name="noise", seen=f"{seen}; the margin is {share(margin)}")
+            samples.append(sample(launch, measurement, campaign="doctor"))
+    yield _variation(where, throughputs(samples))
+    yield _margin(alone, case, margin, tuple(samples))
+
+
+def _variation(where: str, values: tuple[float, ...]) -> Finding:
+    """How launches vary, and what loss a pair of them shows although nothing changed."""
+    logs = [log(value) for value in values]
+    spread, freedom = statistics.stdev(logs), len(logs) - 1
+    lo, hi = spread_interval(spread, freedom)
+    worst = max(0.0, *(first - second for first, second in zip(logs[::2], logs[1::2], strict=True)))
+    # Student's t: the spread is known from these launches alone.
+    by_chance = float(special.stdtrit(freedom, BOUND)) * sqrt(2) * spread
+    seen = (
+        f"{where}: {len(logs)} launches of one and the same vary by {share(rough(spread))} "
+        f"({share(rough(lo))} to {share(rough(hi))} with {share(BOUND)} confidence); the second of a pair was up to "
+        f"{share(rough(-expm1(-worst)))} slower, and is by chance alone up to {share(rough(-expm1(-by_chance)))}"
+    )
+    return Finding(fitness=Fitness.OK, name="noise", seen=seen)
+
+
+def _margin(alone: Suite, case: Case, margin: float, samples: tuple[LaunchSample, ...]) -> Finding:
+    """Would fresh pairs of launches that vary so find a loss of the margin? Asked as `plan` asks of a whole suite.
+
+    That so few launches tell little is for the interval of their spread to say: here a settled baseline is assumed.
+    """
+    values = throughputs(samples)
+    truth = Truth(throughput=(geometric_mean(values),), spread=(max(LEAST_SPREAD, statistics.stdev(map(log, values))),))
+    rig = SimulatedRig({case.variant: truth}, (case.level,), seed=0)
+    forecast = plan.forecast(alone, {(case.variant, case.level): stored_case(case.id, case.level, samples)})
+    asked = question(alone, margin=margin, reference=True)
+    found = prospect(alone, rig.store(SETTLED_NIGHTS, 0, launches=NOISE_LAUNCHES), forecast, asked)
+    if found is None:
+        raise RuntimeError(f"{case.id} was measured, so a night of it can be simulated")
+    (level,), unchanged = found.variants[0].levels, found.unchanged
+    within = f"{asked.max_launches} launches of each build"
+    if asked.budget_s is not None:
+        within += f" and {duration(asked.budget_s)}"
+    if level.margin.is_below(asked.power):
+        larger = "no larger one that was tried is" if level.smallest is None else f"{share(rough(level.smallest))} is"
+        seen = f"a loss of {share(margin)} is found in {level.margin} of fresh pairs within {within}; {larger} found"
+        advice = "quiet the machine, allow more launches or minutes, or ask for a larger margin"
+        return Finding(fitness=Fitness.UNFIT, name="margin", seen=seen, advice=advice)
+    seen = (
+        f"a loss of {share(margin)} is found in {level.margin} of fresh pairs within {within}; "
+        f"an unchanged one takes {unchanged.launches:.2g} launches, {duration(unchanged.mean_s)}"
+    )
+    return Finding(fitness=Fitness.OK, name="margin", seen=seen)
 
 
 def steady_case() -> tuple[Suite, Case]:

@@ -1,56 +1,29 @@
-"""The verdict on one change, from two samples of launches. Pure: no pytest, no files, no clock.
+"""The interval of a change between two samples of launches that are compared once, or at a few looks. Pure.
 
-A sample is one number per launch, since the rounds of a launch share its luck. The change is the difference of mean
-logarithms; its interval is a t interval whose error is divided over everything the suite may say (docs/decisions/0004).
-Each end of the interval is wrong with probability at most alpha / (family x looks), so
-that over all cases, relations and looks of a suite a false REGRESSED has probability at most alpha. What the store does
-not know is how one night differs from the next: that part is not in the interval, and the documents say so.
+For relations between variants, and for what moved beside a verdict; the verdict on a case is `gate`. A sample is one
+number per launch, since the rounds of a launch share its luck. The change is the difference of mean logarithms; its
+interval is a t interval whose error is divided over everything it may say (docs/decisions/0004).
 """
 
 import math
 from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass
-from enum import StrEnum
 from functools import lru_cache
 
 from scipy import special
 
-
-class Word(StrEnum):
-    """Every verdict, spelled as everywhere."""
-
-    PASS = "PASS"
-    IMPROVED = "IMPROVED"
-    REGRESSED = "REGRESSED"
-    VIOLATED = "VIOLATED"
-    INCONCLUSIVE = "INCONCLUSIVE"
-    INVALID = "INVALID"
-    NO_BASELINE = "NO_BASELINE"
-
-
-#: Worst first: the order in which several verdicts become one.
-WORST_FIRST = (
-    Word.REGRESSED,
-    Word.VIOLATED,
-    Word.INVALID,
-    Word.NO_BASELINE,
-    Word.INCONCLUSIVE,
-    Word.IMPROVED,
-    Word.PASS,
-)
+from perf.gate import Word
 
 #: Launches searched for the advice "N more launches"; beyond it the advice is a quieter rig.
 MAX_ADVISED_LAUNCHES = 200
 
-
-def worst(words: Iterable[Word]) -> Word:
-    """Several verdicts as one. Raises ValueError for none: nothing measured is never a pass."""
-    return min(words, key=WORST_FIRST.index)
+#: However much is stored, tonight's pairs are to have a say in how they vary.
+MOST_FREEDOM = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
+class Bound:
     """How sure a verdict must be. `tail` is the error of each end of one interval, `margin` a relative loss."""
 
     margin: float
@@ -64,12 +37,20 @@ class Rule:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """What is known of one number's noise before tonight: standard deviation in logarithms, and degrees of freedom."""
+
+    spread: float
+    freedom: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
     """What two samples say about the change from the first to the second.
 
     `change`, `lo`, `hi` are relative changes of the metric itself (0.02 is 2 % more, also of a latency); `word` knows
-    its direction. `could_see` is the relative loss that would have been found with the rule's power; None where no
-    noise can be estimated. `launches_needed` is how many more launches (at least one) would find a loss of the margin
+    its direction. `could_see` is the relative loss that would have been found with the power asked; None where no noise
+    can be estimated. `launches_needed` is how many more launches (at least one) would find a loss of the margin
     with that power, None where none within MAX_ADVISED_LAUNCHES would.
     """
 
@@ -118,7 +99,7 @@ def outcome(lo: float, hi: float, estimate: float, margin: float) -> Word:
 def judge(
     before: tuple[float, ...],
     after: tuple[float, ...],
-    rule: Rule,
+    bound: Bound,
     *,
     higher_is_better: bool = True,
 ) -> Judgement:
@@ -131,9 +112,9 @@ def judge(
     direction = 1.0 if higher_is_better else -1.0
     estimate = direction * (second.mean - first.mean)
     spread = _spread(first, second)
-    half = math.inf if spread is None else spread.half_width(rule.tail)
+    half = math.inf if spread is None else spread.half_width(bound.tail)
     lo, hi = estimate - half, estimate + half
-    word = outcome(lo, hi, estimate, rule.log_margin)
+    word = outcome(lo, hi, estimate, bound.log_margin)
     ends = sorted((direction * lo, direction * hi))
     return Judgement(
         word=word,
@@ -146,8 +127,48 @@ def judge(
         launches_after=len(after),
         noise_before=first.noise,
         noise_after=second.noise,
-        could_see=None if spread is None else -math.expm1(-spread.detectable(rule)),
-        launches_needed=None if spread is None else _launches_needed(spread, rule),
+        could_see=None if spread is None else -math.expm1(-spread.detectable(bound)),
+        launches_needed=None if spread is None else _launches_needed(spread, bound),
+    )
+
+
+def difference(one: Spread | None, other: Spread | None) -> Spread | None:
+    """What is known of the difference of two launches (Welch, Satterthwaite); None where one of them is unknown."""
+    if one is None or other is None:
+        return None
+    first, second = one.spread**2, other.spread**2
+    freedom = (first + second) ** 2 / (first**2 / one.freedom + second**2 / other.freedom)
+    return Spread(spread=math.sqrt(first + second), freedom=min(freedom, MOST_FREEDOM))
+
+
+def judge_pairs(
+    before: tuple[float, ...], after: tuple[float, ...], bound: Bound, *, known: Spread | None = None
+) -> Judgement:
+    """Judge `after` over `before`, each the launches of one night in their order: the k-th stand side by side.
+
+    What moves over the night cancels in a pair. Launches of one side that have no partner say nothing. `known` is the
+    noise of one difference; it steadies tonight's, and where tonight's pairs vary more, that holds. Raises ValueError
+    as `judge` does.
+    """
+    count = min(len(before), len(after))
+    first, second = _logs(before[:count]), _logs(after[:count])
+    pairs = _Logs.of(b - a for a, b in zip(first.values, second.values, strict=True))
+    spread = _paired(pairs, known)
+    half = math.inf if spread is None else spread.half_width(bound.tail)
+    lo, hi = pairs.mean - half, pairs.mean + half
+    return Judgement(
+        word=outcome(lo, hi, pairs.mean, bound.log_margin),
+        change=_expm1(pairs.mean),
+        lo=_expm1(lo),
+        hi=_expm1(hi),
+        before=math.exp(first.mean),
+        after=math.exp(second.mean),
+        launches_before=count,
+        launches_after=count,
+        noise_before=first.noise,
+        noise_after=second.noise,
+        could_see=None if spread is None else -math.expm1(-spread.detectable(bound)),
+        launches_needed=None if spread is None else _pairs_needed(spread, bound),
     )
 
 
@@ -162,6 +183,12 @@ class _Logs:
     mean: float
     squares: float
 
+    @classmethod
+    def of(cls, logs: Iterable[float]) -> "_Logs":
+        values = tuple(logs)
+        mean = math.fsum(values) / len(values)
+        return cls(values=values, mean=mean, squares=math.fsum((value - mean) ** 2 for value in values))
+
     @property
     def noise(self) -> float | None:
         """Coefficient of variation of one launch: the standard deviation of the logarithms."""
@@ -171,9 +198,52 @@ class _Logs:
 def _logs(sample: tuple[float, ...]) -> _Logs:
     if not sample or not all(0 < value < math.inf for value in sample):
         raise ValueError(f"a sample must be positive numbers, one for each launch; seen {list(sample)}")
-    values = tuple(math.log(value) for value in sample)
-    mean = math.fsum(values) / len(values)
-    return _Logs(values=values, mean=mean, squares=math.fsum((value - mean) ** 2 for value in values))
+    return _Logs.of(map(math.log, sample))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Paired:
+    """The variance of one difference, how many there are, and the degrees of freedom that the variance rests on."""
+
+    variance: float
+    count: int
+    freedom: float
+
+    @property
+    def error(self) -> float:
+        return math.sqrt(self.variance / self.count)
+
+    def half_width(self, tail_error: float) -> float:
+        return _t(1 - tail_error, self.freedom) * self.error
+
+    def detectable(self, bound: Bound) -> float:
+        """The loss, as a positive log-ratio, that ends REGRESSED with the power that is asked.
+
+        REGRESSED is an estimate below both -half_width (no change is excluded) and half_width - margin (a loss of the
+        margin is not); the noise of the estimate comes on top.
+        """
+        half = self.half_width(bound.tail)
+        return max(half, bound.log_margin - half) + _t(bound.power, self.freedom) * self.error
+
+
+def _paired(pairs: _Logs, known: Spread | None) -> _Paired | None:
+    own = len(pairs.values) - 1
+    stored = 0.0 if known is None else known.freedom
+    if own + stored <= 0:
+        return None
+    variance = (pairs.squares + (0.0 if known is None else stored * known.spread**2)) / (own + stored)
+    if own:
+        variance = max(variance, pairs.squares / own)
+    return _Paired(variance=variance, count=len(pairs.values), freedom=own + stored)
+
+
+def _pairs_needed(spread: _Paired, bound: Bound) -> int | None:
+    def suffices(more: int) -> bool:
+        larger = _Paired(variance=spread.variance, count=spread.count + more, freedom=spread.freedom + more)
+        return larger.detectable(bound) <= bound.log_margin
+
+    more = 1 + bisect_left(range(1, MAX_ADVISED_LAUNCHES + 1), True, key=suffices)
+    return more if more <= MAX_ADVISED_LAUNCHES else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,14 +271,14 @@ class _Spread:
     def half_width(self, tail_error: float) -> float:
         return _t(1 - tail_error, self.freedom) * self.error
 
-    def detectable(self, rule: Rule) -> float:
-        """The loss, as a positive log-ratio, that ends REGRESSED with the rule's power.
+    def detectable(self, bound: Bound) -> float:
+        """The loss, as a positive log-ratio, that ends REGRESSED with the power that is asked.
 
         REGRESSED is an estimate below both -half_width (no change is excluded) and half_width - margin (a loss of the
         margin is not); the noise of the estimate comes on top.
         """
-        half = self.half_width(rule.tail)
-        return max(half, rule.log_margin - half) + _t(rule.power, self.freedom) * self.error
+        half = self.half_width(bound.tail)
+        return max(half, bound.log_margin - half) + _t(bound.power, self.freedom) * self.error
 
 
 def _spread(first: _Logs, second: _Logs) -> _Spread | None:
@@ -221,18 +291,18 @@ def _spread(first: _Logs, second: _Logs) -> _Spread | None:
     return _Spread(pooled=pooled, guarded=guarded, n_before=n_before, n_after=n_after)
 
 
-def _launches_needed(spread: _Spread, rule: Rule) -> int | None:
+def _launches_needed(spread: _Spread, bound: Bound) -> int | None:
     def suffices(more: int) -> bool:
         n_after = spread.n_after + more
         larger = _Spread(pooled=spread.pooled, guarded=spread.guarded, n_before=spread.n_before, n_after=n_after)
-        return larger.detectable(rule) <= rule.log_margin
+        return larger.detectable(bound) <= bound.log_margin
 
     more = 1 + bisect_left(range(1, MAX_ADVISED_LAUNCHES + 1), True, key=suffices)
     return more if more <= MAX_ADVISED_LAUNCHES else None
 
 
 @lru_cache(maxsize=4096)  # a campaign asks for few quantiles, and often
-def _t(probability: float, freedom: int) -> float:
+def _t(probability: float, freedom: float) -> float:
     return float(special.stdtrit(freedom, probability))
 
 

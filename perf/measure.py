@@ -13,7 +13,7 @@ from perf import crew, load, metrics, server, trace_file, validity
 from perf.capacity import ROOM, Capacity
 from perf.files import FileError
 from perf.provenance import build_of
-from perf.record import LaunchRecord, Measurement, RoundRecord, now_utc
+from perf.record import LaunchRecord, Measurement, Order, RoundRecord, now_utc
 from perf.redaction import Secrets
 from perf.rig import GpuState
 from perf.sample import Build
@@ -65,10 +65,10 @@ class Bench:
     capacity: Capacity
     gpus: Callable[[], tuple[GpuState, ...]]
 
-    def measure(self, variant_name: str, ordinal: int, levels: tuple[int, ...]) -> LaunchRecord:
-        """Run one launch of a variant over `levels`. What goes wrong becomes reasons in the record, never a number."""
-        variant = next(each for each in self.suite.variants if each.name == variant_name)
-        name = f"{self.prefix}{variant_name}-{ordinal}"
+    def measure(self, order: Order) -> LaunchRecord:
+        """Run one launch. What goes wrong becomes reasons in the record, never a number."""
+        variant, levels = run_by(self.suite, order), order.levels
+        name = f"{self.prefix}{order.name}"
         folder = self.folder / name
         _make(folder)
         started_at, began = now_utc(), time.monotonic()
@@ -78,8 +78,10 @@ class Bench:
         )
         record = LaunchRecord(
             name=name,
-            variant=variant_name,
-            ordinal=ordinal,
+            variant=order.variant,
+            arm=order.arm,
+            ordinal=order.ordinal,
+            block=order.block,
             started_at=started_at,
             start_s=None,
             duration_s=0.0,
@@ -145,6 +147,16 @@ class Bench:
         if self.base_url is not None:
             return server.attach(self.base_url, model=spec.model, api_key=spec.api_key, ready_path=spec.ready_path)
         return server.launch(spec, folder / "server.log")
+
+
+def run_by(suite: Suite, order: Order) -> Variant:
+    """The variant as the arm of a launch runs it."""
+    variant = next(each for each in suite.variants if each.name == order.variant)
+    if order.arm == "candidate":
+        return variant
+    if suite.reference is None:
+        raise ValueError(f"{order.name}: {suite.name} has no [reference]")
+    return suite.reference.running(variant)
 
 
 def spec(suite: Suite, variant: Variant, name: str, *, key: str | None) -> server.ServerSpec:

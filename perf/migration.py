@@ -56,38 +56,78 @@ def _brought(
 
 
 def _campaign_2(file: _Object) -> None:
-    """0.2: the build behind each launch, how the client fared, what the workload was, and stored baselines alike."""
+    """0.2: builds and arms of launches, how the client fared, what the workload was, and stored baselines alike.
+
+    Every launch was a candidate in a block of its own, its levels in the order of the suite.
+    """
     file["schema"] = 2
     for suite in _objects(file.get("suites")):
         _add(suite, "workload")
+        _add(suite, "reference", value=False)
+        _add(suite, "order_seed", value=0)
+        _add(suite, "crossovers", value=[])
         for launch in _objects(suite.get("launches")):
             _add(launch, "build")
+            _add(launch, "arm", value="candidate")
+            _add(launch, "block", value=launch.get("ordinal"))
             for measurement in _objects(launch.get("measurements")):
                 for taken in _objects(measurement.get("rounds")):
                     _add(taken, "client")
         for case in _objects(suite.get("cases")):
             _stored_2(case.get("stored"))
+        _add(suite, "fingerprint", value=[])
+    _rig_2(file.get("rig"))
 
 
 def _baseline_2(file: _Object) -> None:
     file["version"] = "sglang-perf baseline 2"
     for benchmark in _objects(file.get("benchmarks")):
         _stored_2(benchmark.get("extra_info"))
+        _add(benchmark, "digest")
+
+
+def _rig_2(rig: object) -> None:
+    """0.2: what else of the machine is told."""
+    if isinstance(rig, dict):
+        _add(rig, "cuda")
+        _add(rig, "governor")
+        for gpu in _objects(rig.get("gpus")):
+            _add(gpu, "clocks_mhz")
+            _add(gpu, "persistent")
+
+
+#: What 0.2 keeps of each round of a stored launch, to say what moved.
+_OF_ROUNDS_2 = (
+    "ttft_mean_s",
+    "e2e_mean_s",
+    "achieved_concurrency",
+    "itl_p99_s",
+    "turnaround_share",
+    "away_share",
+    "cpu_share",
+)
 
 
 def _stored_2(case: object) -> None:
-    """0.2: the build, and how long each launch took to be ready."""
+    """0.2: build and fingerprint, what else tells of noise, and of each launch what says what moved."""
     if isinstance(case, dict) and type(case.get("schema")) is int and case["schema"] == 1:
         case["schema"] = 2
         _add(case, "build")
         for launch in _objects(case.get("launches")):
             _add(launch, "start_s")
+            rounds = launch.get("output_throughput")
+            for key in _OF_ROUNDS_2:
+                _add(launch, key, value=[None] * len(rounds) if isinstance(rounds, list) else None)
+        _add(case, "fingerprint", value=[])
+        _add(case, "others", value=[])
+        for promotion in _objects(case.get("promotions")):
+            _add(promotion, "comparable")
 
 
-def _add(to: _Object, key: str) -> None:
+def _add(to: _Object, key: str, *, value: object = None) -> None:
     if key in to:
         raise ValueError(f"says it is of an older version, but has the key {key!r} of a later one; restore it")
-    to[key] = None
+    to[key] = value
 
 
 def _object(data: bytes) -> _Object | None:

@@ -19,12 +19,11 @@ from typing import Literal
 
 from tabulate import tabulate
 
-from perf.campaign import DEFAULT_MAX_LAUNCHES
-from perf.gate import looks
+from perf.campaign import DEFAULT_MAX_LAUNCHES, MAX_LAUNCHES_WITH_BUDGET
+from perf.interval import looks
 from perf.sample import StoredCase, geometric_mean, throughputs
-from perf.suite import Suite, Variant
+from perf.suite import Gate, Suite, Variant
 from perf.text import duration, throughput
-from perf.verdict import FIRST_LOOK
 
 #: Where a throughput comes from: the stored baseline's launches, or the suite's `expected_tok_s`.
 Source = Literal["stored", "expected"]
@@ -77,11 +76,11 @@ class VariantForecast:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
-    """A suite. `looks` are the numbers of launches of every variant after which a campaign may end."""
+    """A suite. `counts` are the numbers of launches of every variant that its cost is told for."""
 
     suite: str
     variants: tuple[VariantForecast, ...]
-    looks: tuple[int, ...]
+    counts: tuple[int, ...]
     budget_s: float | None
 
     @property
@@ -110,9 +109,14 @@ def forecast(suite: Suite, stored: Mapping[tuple[str, int], StoredCase]) -> Fore
     return Forecast(
         suite=suite.name,
         variants=tuple(_variant(suite, variant, stored) for variant in suite.variants),
-        looks=(1,) if suite.advisory else looks(FIRST_LOOK, suite.gate.max_launches or DEFAULT_MAX_LAUNCHES),
+        counts=(1,) if suite.advisory else looks(1, min(most_launches(suite.gate), DEFAULT_MAX_LAUNCHES)),
         budget_s=None if suite.gate.budget_minutes is None else 60 * suite.gate.budget_minutes,
     )
+
+
+def most_launches(gate: Gate) -> int:
+    """The cap of each arm of a variant: the suite's, or else a lower one where no budget ends a campaign."""
+    return gate.max_launches or (DEFAULT_MAX_LAUNCHES if gate.budget_minutes is None else MAX_LAUNCHES_WITH_BUDGET)
 
 
 def _variant(suite: Suite, variant: Variant, stored: Mapping[tuple[str, int], StoredCase]) -> VariantForecast:
@@ -212,14 +216,14 @@ def _cost(found: Forecast) -> str:
     """What a campaign that launches every variant so often costs, and whether the budget holds it."""
     if (once_s := found.launches_s) is None:
         return f"no forecast for {', '.join(found.unknown)}: measure once, or state expected_tok_s"
-    first, *more = (f"{duration(count * once_s)} for {count}" for count in found.looks)
-    said = ", ".join([f"about {first} launch{'' if found.looks[0] == 1 else 'es'} of every variant", *more])
+    first, *more = (f"{duration(count * once_s)} for {count}" for count in found.counts)
+    said = ", ".join([f"about {first} launch{'' if found.counts[0] == 1 else 'es'} of every variant", *more])
     if found.without_start:
         said += f"; not counted: the start of {', '.join(found.without_start)}"
     if found.budget_s is None:
         return said + "; no budget is set"
-    held = [count for count in found.looks if count * once_s <= found.budget_s]
-    beyond = "" if held == list(found.looks) else f", not {found.looks[len(held)]}"
+    held = [count for count in found.counts if count * once_s <= found.budget_s]
+    beyond = "" if held == list(found.counts) else f", not {found.counts[len(held)]}"
     return f"{said}; the budget of {duration(found.budget_s)} holds {held[-1] if held else 'none'}{beyond}"
 
 

@@ -29,7 +29,7 @@ from perf.measure import Show
 from perf.redaction import Secrets
 from perf.session import CannotMeasureError, Judged, Session, Settings
 from perf.suite import Case, Relation, Suite, SuiteError
-from perf.text import printable, share
+from perf.text import parse_margin, printable, share
 from perf.verdict import CaseVerdict
 
 MARKERS = {
@@ -85,18 +85,9 @@ OPTIONS = (
     _Option("campaign-dir", "DIR", "the folder of campaigns (default: .perf/campaigns)"),
     _Option("margin", "SHARE", "the largest relative loss that is allowed: 3%% or 0.03 (default: the suite's)"),
     _Option("budget-minutes", "N", "rig-minutes a suite may spend (default: the suite's)"),
-    _Option("max-launches", "N", "most launches of one variant (default: the suite's, else 8)"),
+    _Option("max-launches", "N", "most launches of one variant (default: the suite's, else 12; with a budget 200)"),
     _Option("base-url", "URL", "ask a server that already runs: one variant, advisory, never promoted"),
 )
-
-
-def parse_margin(text: str) -> float:
-    """`3%` or `0.03`. Raises ValueError; a bare `3` is refused, since it could mean either."""
-    number = text.strip()
-    value = float(number.removesuffix("%")) / 100 if number.endswith("%") else float(number)
-    if not 0 < value < 1:
-        raise ValueError(number)
-    return value
 
 
 def _settings(config: pytest.Config) -> Settings:

@@ -2,15 +2,18 @@
 
 import fnmatch
 import shlex
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from perf.baseline import Store
 from perf.files import FileError, to_json, write_text
 from perf.gate import Word
-from perf.record import Campaign, SuiteRecord, now_utc
+from perf.measured import SIMULATED_ACCEPTANCE, Taken, measurements, sample
+from perf.record import Arm, Campaign, SuiteRecord, now_utc
 from perf.sample import SCHEMA, Promotion, StoredCase, geometric_mean, may_join, throughputs
-from perf.verdict import SIMULATED_ACCEPTANCE, CaseVerdict, judge, measurements, sample
+from perf.text import percent, printable, share, throughput
+from perf.verdict import CaseVerdict, judge
 
 #: Where `python -m perf` looks, from the current folder.
 DEFAULT_BASELINES = Path("baselines")
@@ -18,9 +21,16 @@ DEFAULT_CAMPAIGNS = Path(".perf/campaigns")
 
 MAX_REASON = 500
 
-_CANNOT_JOIN = (
-    "the stored launches ran another workload, build, command or environment, or under other limits: leave out --add"
-)
+_CANNOT_JOIN: dict[Arm, str] = {
+    "candidate": (
+        "the stored launches ran another workload, build, command or environment, or under other limits: "
+        "leave out --add"
+    ),
+    "reference": (
+        "the stored launches ran another build than the reference, or another workload, command or environment, "
+        "or under other limits: the baseline stays as it is"
+    ),
+}
 
 
 class PromotionError(Exception):
@@ -29,12 +39,29 @@ class PromotionError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Promoted:
-    """A case that was promoted: its verdict in the campaign, and the promotion that held before and holds now."""
+    """A case that was promoted: its suite's margin, and what is stored for it now.
 
-    case: str
-    word: Word
-    before: Promotion | None
-    after: Promotion
+    `word` is the verdict on what was promoted; None for launches of the reference, which none is about.
+    """
+
+    word: Word | None
+    margin: float
+    stored: StoredCase
+
+    @property
+    def case(self) -> str:
+        """Its id."""
+        return self.stored.case
+
+    @property
+    def before(self) -> Promotion | None:
+        """The promotion that held before; None for the first."""
+        return self.stored.promotions[-2] if len(self.stored.promotions) > 1 else None
+
+    @property
+    def after(self) -> Promotion:
+        """The promotion that holds now."""
+        return self.stored.promotion
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,13 +79,17 @@ def command(folder: Path, baselines: Path) -> str:
     return f"python -m perf promote {campaign}{store}"
 
 
-def promote(campaign: Campaign, store: Store, *, reason: str, pattern: str | None, add: bool) -> Outcome:
+def promote(
+    campaign: Campaign, store: Store, *, reason: str, pattern: str | None, add: bool, arm: Arm = "candidate"
+) -> Outcome:
     """Store what a campaign measured. Raises PromotionError and FileError; each variant's file is written whole.
 
     Promotable is a case of a complete campaign whose own verdict is not INVALID and which was gated. With `add` the
-    launches join the stored ones, which must be comparable. Every file is read before the first is written, so that a
-    damaged one stops all; where a later one cannot be written, PromotionError says which cases were promoted.
+    launches join the stored ones, which must be comparable; those of the reference can only join. Every file is read
+    before the first is written, so that a damaged one stops all; where a later one cannot be written, PromotionError
+    says which cases were promoted.
     """
+    add = add or arm == "reference"
     if not campaign.complete:
         raise PromotionError(
             f"campaign {campaign.id} is not complete (interrupted, or still running): measure again, "
@@ -69,7 +100,6 @@ def promote(campaign: Campaign, store: Store, *, reason: str, pattern: str | Non
             f"--reason must be one printable line of at most {MAX_REASON} characters that is not empty"
         )
     chosen: list[tuple[SuiteRecord, str, list[StoredCase]]] = []
-    before: dict[str, StoredCase] = {}
     words: dict[str, Word] = {}
     refused: list[tuple[str, str]] = []
     matched = False
@@ -86,13 +116,15 @@ def promote(campaign: Campaign, store: Store, *, reason: str, pattern: str | Non
                 refused.append((verdict.id, verdict.advisory))
             elif verdict.word is Word.INVALID:
                 refused.append((verdict.id, f"INVALID: {verdict.reasons[0].name}"))
+            elif why := _why_not(measurements(suite, verdict.variant, verdict.level, arm), arm):
+                refused.append((verdict.id, why))
             else:
-                by_variant.setdefault(verdict.variant, []).append(stored_case(campaign, suite, verdict, reason.strip()))
+                case = stored_case(campaign, suite, verdict, reason.strip(), arm=arm)
+                by_variant.setdefault(verdict.variant, []).append(case)
         for variant, cases in by_variant.items():
             levels = {case.level: case for case in store.read(suite.rig_id, suite.name, variant)}
-            before |= {case.case: levels[case.level] for case in cases if case.level in levels}
-            foreign = [case for case in cases if add and not may_join(before.get(case.case, case), case)]
-            refused += [(case.case, _CANNOT_JOIN) for case in foreign]
+            foreign = [case for case in cases if add and not may_join(levels.get(case.level, case), case)]
+            refused += [(case.case, _CANNOT_JOIN[arm]) for case in foreign]
             if joining := [case for case in cases if case not in foreign]:
                 chosen.append((suite, variant, joining))
     if not matched:
@@ -110,7 +142,7 @@ def promote(campaign: Campaign, store: Store, *, reason: str, pattern: str | Non
     for number, (suite, variant, cases) in enumerate(chosen):
         try:
             store.promote(suite.rig_id, suite.name, variant, tuple(cases), add=add)
-            after = {case.level: case.promotion for case in store.read(suite.rig_id, suite.name, variant)}
+            stored = {case.level: case for case in store.read(suite.rig_id, suite.name, variant)}
         except FileError as error:
             if not promoted:
                 raise
@@ -118,22 +150,61 @@ def promote(campaign: Campaign, store: Store, *, reason: str, pattern: str | Non
             left = ", ".join(case.case for _, _, theirs in chosen[number:] for case in theirs)
             reason = str(error).removesuffix("; nothing was changed")
             raise PromotionError(f"{reason}; promoted before that: {done}; not promoted: {left}") from error
-        for case in cases:
-            old = before.get(case.case)
-            promoted.append(
-                Promoted(
-                    case=case.case,
-                    word=words[case.case],
-                    before=None if old is None else old.promotion,
-                    after=after[case.level],
-                )
+        promoted += [
+            Promoted(
+                word=words[case.case] if arm == "candidate" else None, margin=suite.margin, stored=stored[case.level]
             )
+            for case in cases
+        ]
     return Outcome(promoted=tuple(promoted), refused=tuple(refused))
 
 
-def stored_case(campaign: Campaign, suite: SuiteRecord, verdict: CaseVerdict, reason: str) -> StoredCase:
-    """What a case of a campaign would be as a stored baseline."""
-    taken = measurements(suite, verdict.variant, verdict.level)
+def told(outcome: Outcome) -> Iterator[str]:
+    """What was promoted from what to what, and whether that was a loss: nobody is to accept one without seeing it."""
+    for each in outcome.promoted:
+        before, after = each.before, each.after
+        was = "-" if before is None else throughput(before.throughput)
+        line = f"promoted  {each.case}: {was} -> {throughput(after.throughput)} tok/s"
+        if before is not None and after.comparable is False:
+            line += " (asked something else)"
+        elif before is not None:
+            line += f" ({percent(after.throughput / before.throughput - 1)})"
+        line += f", {after.launches} launches"
+        if before is not None and before.launches > after.launches:
+            line += f", there were {before.launches}"
+        if len(each.stored.history) > 2:
+            line += f", {_drift(each)}"
+        if each.word in (Word.REGRESSED, Word.INCONCLUSIVE):
+            line += f", {each.word}"
+        yield line
+        if each.stored.has_drifted(each.margin):
+            together = f"no step lost the margin of {share(each.margin)}, together they did"
+            yield f"drifted   {each.case}: {_drift(each)}: {together}"
+    for case, why in outcome.refused:
+        yield f"refused   {case}: {printable(why)}"
+
+
+def _drift(each: Promoted) -> str:
+    oldest = each.stored.history[0]
+    change = percent(each.after.throughput / oldest.throughput - 1)
+    return f"{change} since {printable(oldest.promoted_at[:10])}"
+
+
+def _why_not(taken: Taken, arm: Arm) -> str | None:
+    """Why the launches of an arm are no sample though the case is not INVALID: it is about the candidate's."""
+    if not taken:
+        return f"no {arm} launch of this campaign measured it"
+    for launch, measurement in taken:
+        if not measurement.rounds or any(each.summary is None for each in measurement.rounds):
+            return f"launch {launch.name} did not measure it to the end"
+    return None
+
+
+def stored_case(
+    campaign: Campaign, suite: SuiteRecord, verdict: CaseVerdict, reason: str, *, arm: Arm = "candidate"
+) -> StoredCase:
+    """What the launches of one arm of a case would be as a stored baseline."""
+    taken = measurements(suite, verdict.variant, verdict.level, arm)
     latest = taken[-1][0]
     launches = tuple(sample(launch, measurement, campaign=campaign.id) for launch, measurement in taken)
     case = next(case for case in suite.cases if case.id == verdict.id)
@@ -149,7 +220,9 @@ def stored_case(campaign: Campaign, suite: SuiteRecord, verdict: CaseVerdict, re
         model=latest.model,
         server_version=latest.server_version,
         build=latest.build,
+        fingerprint=suite.fingerprint,
         launches=launches,
+        others=(),
         promotions=(
             Promotion(
                 promoted_at=now_utc(),
@@ -157,6 +230,7 @@ def stored_case(campaign: Campaign, suite: SuiteRecord, verdict: CaseVerdict, re
                 campaign=campaign.id,
                 throughput=geometric_mean(throughputs(launches)),
                 launches=len(launches),
+                comparable=None,
             ),
         ),
     )
@@ -166,9 +240,11 @@ def _fingerprint(campaign: Campaign) -> dict[str, object]:
     rig = campaign.rig
     return {
         "id": rig.id,
-        "gpus": [{"name": gpu.name, "uuid": gpu.uuid, "power_limit_w": gpu.power_limit_w} for gpu in rig.gpus],
+        "gpus": [asdict(gpu) for gpu in rig.gpus],
         "driver": rig.driver,
+        "cuda": rig.cuda,
         "cpu": rig.cpu,
+        "governor": rig.governor,
         "kernel": rig.kernel,
     }
 

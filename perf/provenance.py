@@ -7,6 +7,7 @@ install that is the state of its checkout: the commit, and a digest of what diff
 import hashlib
 import json
 import os
+import re
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,10 +27,21 @@ SOURCES = frozenset(
 #: An untracked file beyond this is told by its size and time, not by its bytes.
 MAX_UNTRACKED_BYTES = 1024 * 1024
 
-#: Run by the server's interpreter: every package and version, and where SGLang's source lies.
+#: Packages that bring what runs on the GPU, or choose it: told one by one, where a digest says only that one changed.
+#: An NCCL, cuDNN or cuBLAS for another CUDA is another package: `nvidia-nccl-cu13`; the newest ones have no such end.
+KERNELS = re.compile(
+    r"sgl-kernel|sglang-kernel|sgl-fa4|flashinfer-(python|cubin|jit-cache)|flash-attn(-[34])?|flash-mla|deep-gemm|deep-ep"
+    r"|sgl-deep-gemm|triton|pytorch-triton(-rocm)?|triton-kernels|tilelang|quack-kernels|torchao|vllm|aiter|amd-aiter"
+    r"|nvidia-(nccl|cudnn|cublas|nvshmem)(-cu\d+)?|nvidia-cutlass-dsl"
+)
+
+#: As torch writes it into its own `version.py`.
+_CUDA = re.compile(r"^cuda\b[^=]*=\s*'([0-9.]{1,20})'", re.MULTILINE)
+
+#: Run by the server's interpreter: every package and version, where SGLang's source lies, what torch says of itself.
 _PROBE = """
 import importlib.metadata as metadata, json
-packages, source = {}, None
+packages, source, torch = {}, None, None
 for each in metadata.distributions():
     name = str(each.metadata["Name"] or "").lower().replace("_", "-")
     packages.setdefault(name, each.version)
@@ -37,7 +49,12 @@ for each in metadata.distributions():
         told = json.loads(each.read_text("direct_url.json") or "{}")
         if told.get("dir_info", {}).get("editable"):
             source = told.get("url")
-print("\\n" + json.dumps({"packages": packages, "source": source}))
+    if name == "torch" and torch is None:
+        try:
+            torch = open(each.locate_file("torch/version.py"), encoding="utf-8", errors="replace").read(100_000)
+        except OSError:
+            pass
+print("\\n" + json.dumps({"packages": packages, "source": source, "torch": torch}))
 """
 
 
@@ -47,7 +64,7 @@ def build_of(python: str, folder: Path, env: Mapping[str, str]) -> Build | None:
     try:
         told = json.loads((found or b"").splitlines()[-1])  # a sitecustomize may have printed before
         packages: dict[str, str] = {str(name): str(version) for name, version in told["packages"].items()}
-        source = told["source"]
+        source, cuda = told["source"], _CUDA.search(str(told["torch"]))
     except (ValueError, LookupError, TypeError, AttributeError):
         return None
     commit, dirty = None, None
@@ -57,8 +74,10 @@ def build_of(python: str, folder: Path, env: Mapping[str, str]) -> Build | None:
     return Build(
         sglang=packages.get("sglang"),
         torch=packages.get("torch"),
+        cuda=None if cuda is None else cuda[1],
         commit=commit,
         dirty=dirty,
+        kernels=tuple((name, packages[name]) for name in sorted(packages) if KERNELS.fullmatch(name)),
         packages=hashlib.sha256(listed.encode()).hexdigest()[:16],
     )
 

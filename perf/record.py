@@ -19,11 +19,13 @@ from typing import ClassVar, Literal
 from pydantic import ConfigDict, TypeAdapter
 
 from perf import migration
+from perf.crossover import StoredCrossover
+from perf.crossover import is_sound as is_sound_crossover
 from perf.files import MAX_JSON_BYTES, FileError, read_json, to_json, write_text
 from perf.metrics import RoundSummary
 from perf.rig import Rig
-from perf.sample import Build, StoredCase, is_sound
-from perf.suite import Relation
+from perf.sample import Build, Fingerprint, StoredCase, is_sound
+from perf.suite import Crossover, Relation
 from perf.trace import ClientHealth
 from perf.validity import Reason
 
@@ -44,6 +46,9 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 
 #: As `now_utc` writes it.
 _TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\+00:00")
+
+#: What a launch runs: the variant as the suite has it, or the same command with the reference build.
+Arm = Literal["candidate", "reference"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,8 +79,27 @@ class Measurement:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """What a launch is asked to do: `ordinal`, `block` as in its record, `levels` in the order to be measured."""
+
+    variant: str
+    arm: Arm
+    ordinal: int
+    block: int
+    levels: tuple[int, ...]
+
+    @property
+    def name(self) -> str:
+        """What the launch is called, without the prefix of its suite. No variant's name holds a '+'."""
+        return _launch_name(self.variant, self.arm, self.ordinal)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchRecord:
     """One server process life. Times are seconds; secrets are replaced.
+
+    `ordinal` counts the launches of this variant and arm, from 1. `block` counts the blocks of the variant, from 1: a
+    block is one launch alone, or a launch of each arm back to back. `measurements` are in the order measured.
 
     `command` and `variant_env` are the suite's, with `{python}` and `{port}` in place; `python` and `env` are what this
     machine made of them. All are empty for a server that already ran.
@@ -83,7 +107,9 @@ class LaunchRecord:
 
     name: str
     variant: str
+    arm: Arm
     ordinal: int
+    block: int
     started_at: str
     start_s: float | None
     duration_s: float
@@ -131,24 +157,37 @@ class RelationRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CrossoverRecord:
+    """A crossover of the suite: selected or not, and the stored one it was judged with."""
+
+    crossover: Crossover
+    selected: bool
+    stored: StoredCrossover | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SuiteRecord:
     """One suite of a campaign: the rule it is judged by, its cases and its launches.
 
-    `family` is how many verdicts share alpha, `max_launches` the cap of the looks; `workload` is None in a file of
-    version 0.1. `power_limits_w` is the hard part of the fingerprint that the rig's id does not hold. `rerun` says that
-    only what failed before was measured, `problem` why the suite could not be measured to its end: then all of it is
-    INVALID.
+    `family` is how many verdicts share alpha, `max_launches` the cap of the looks. `reference` says that there is a
+    reference build to launch. `order_seed` randomises the order of levels within a launch; it is 0, and `workload`
+    None, in a file of version 0.1. `power_limits_w` is the hard part of the fingerprint that the rig's id does not
+    hold, `fingerprint` the soft part; both are empty where time is synthetic. `rerun` says that only what failed before
+    was measured, `problem` why the suite could not be measured to its end: then all of it is INVALID.
     """
 
     name: str
     source: str
     rig_id: str
     power_limits_w: tuple[float | None, ...]
+    fingerprint: Fingerprint
     margin: float
     alpha: float
     power: float
     family: int
     max_launches: int
+    reference: bool
+    order_seed: int
     workload: WorkloadRecord | None
     requests: tuple[tuple[int, int], ...]
     level_must_be_reached: bool
@@ -156,6 +195,7 @@ class SuiteRecord:
     rerun: bool
     cases: tuple[CaseRecord, ...]
     relations: tuple[RelationRecord, ...]
+    crossovers: tuple[CrossoverRecord, ...]
     launches: tuple[LaunchRecord, ...]
     stopped: str | None
     problem: str | None
@@ -179,6 +219,10 @@ class Campaign:
 
 
 _ADAPTER = TypeAdapter(Campaign)
+
+
+def _launch_name(variant: str, arm: Arm, ordinal: int) -> str:
+    return f"{variant}{'+reference' if arm == 'reference' else ''}-{ordinal}"
 
 
 def now_utc() -> str:
@@ -289,16 +333,18 @@ def _problem(suite: SuiteRecord) -> str | None:
     names += [part for case in suite.cases for part in (*case.id.split("/", 2), case.variant)]
     for each in suite.relations:
         names += [*each.relation.id.split("/", 3), each.relation.variant, *each.relation.of]
-    if strange := [name for name in names if not _NAME.fullmatch(name)]:
+    for crossing in (each.crossover for each in suite.crossovers):
+        names += [*crossing.id.split("/", 2), crossing.first, crossing.second]
+    variants = [*(case.variant for case in suite.cases), *(launch.variant for launch in suite.launches)]
+    if strange := [*(each for each in names if not _NAME.fullmatch(each)), *(each for each in variants if "+" in each)]:
         return f"the name {strange[0][:40]!r}"
-    if any(case.id.count("/") != 2 for case in suite.cases) or any(
-        each.relation.id.count("/") != 3 for each in suite.relations
-    ):
-        return "the name of a case or relation"
+    ids = [*(case.id for case in suite.cases), *(each.crossover.id for each in suite.crossovers)]
+    if any(id.count("/") != 2 for id in ids) or any(each.relation.id.count("/") != 3 for each in suite.relations):
+        return "the name of a case, relation or crossover"
     shares = (suite.margin, suite.alpha, suite.power)
     if not all(0 < share < 1 for share in shares) or suite.power < 0.5 or not 1 <= suite.max_launches <= 1000:
         return "the rule it is judged by"
-    if suite.family != len(suite.cases) + len(suite.relations):
+    if suite.family != len(suite.cases) + len(suite.relations) + len(suite.crossovers):
         return "the number of its verdicts"
     if any(
         case.level < 1
@@ -317,6 +363,15 @@ def _problem(suite: SuiteRecord) -> str | None:
             return "a relation between cases that are not in it"
         if relation.at_least <= 0:
             return "a relation with a factor that is not positive"
+    for record in suite.crossovers:
+        pair = (record.crossover.first, record.crossover.second)
+        if not {(name, level) for name in pair for level in levels} <= cases or len(set(pair)) < len(pair):
+            return "a crossover of variants that are not in it"
+        if record.stored is not None and (
+            not is_sound_crossover(record.stored)
+            or (record.stored.crossover, record.stored.first, record.stored.second) != (record.crossover.id, *pair)
+        ):
+            return "a stored crossover that is another's, or not as it was promoted"
     if not all(case.stored is None or is_sound(case.stored) for case in suite.cases):
         return "a stored baseline without positive numbers, or not as it was promoted"
     if len({launch.name for launch in suite.launches}) != len(suite.launches) or any(
@@ -327,11 +382,8 @@ def _problem(suite: SuiteRecord) -> str | None:
         return f"the time {strange[0][:40]!r}"
     if any((launch.variant, taken.level) not in cases for launch in suite.launches for taken in launch.measurements):
         return "a measurement of a case that is not in it"
-    seen = Counter[str]()
-    for launch in suite.launches:
-        seen[launch.variant] += 1
-        if launch.ordinal != seen[launch.variant]:
-            return f"the number of launch {launch.name[:40]}"
+    if problem := _launch_problem(suite):
+        return problem
     if suite.workload is not None and any(
         len(taken.rounds) != suite.workload.rounds
         for launch in suite.launches
@@ -345,6 +397,24 @@ def _problem(suite: SuiteRecord) -> str | None:
             numbers.output_throughput * numbers.window_s, numbers.output_tokens, rel_tol=1e-6
         ):
             return "a throughput that is not its tokens by its time"
+    return None
+
+
+def _launch_problem(suite: SuiteRecord) -> str | None:
+    """Why launches are not numbered, named and paired as campaigns do it: comparisons within a block rely on that."""
+    seen = Counter[tuple[str, Arm]]()
+    blocks: dict[str, dict[Arm, int]] = {}  # of each variant, where each arm was launched last
+    for launch in suite.launches:
+        seen[launch.variant, launch.arm] += 1
+        name = _launch_name(launch.variant, launch.arm, seen[launch.variant, launch.arm])
+        if launch.ordinal != seen[launch.variant, launch.arm] or launch.name not in (name, f"{suite.name}.{name}"):
+            return f"the number of launch {launch.name[:40]}"
+        last = blocks.setdefault(launch.variant, {})
+        if launch.block < max((last.get(launch.arm, 0) + 1, *last.values())):
+            return f"the block of launch {launch.name[:40]}"
+        last[launch.arm] = launch.block
+        if launch.arm == "reference" and not suite.reference:
+            return f"launch {launch.name[:40]} of a reference build where there is none"
     return None
 
 

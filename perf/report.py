@@ -8,11 +8,14 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from tabulate import tabulate
 
-from perf.gate import WORST_FIRST, Judgement, Word, worst
+from perf.gate import WORST_FIRST, Word, worst
+from perf.interval import Judgement
+from perf.measured import build_text
+from perf.moved import lines as moved_lines
 from perf.record import Campaign, SuiteRecord
-from perf.text import duration, milliseconds, percent, printable, share, throughput
+from perf.text import duration, launches, milliseconds, percent, printable, share, throughput
 from perf.validity import Reason
-from perf.verdict import CaseVerdict, Moved, RelationVerdict, Verdict, judge
+from perf.verdict import INTERVALS, CaseVerdict, RelationVerdict, Verdict, against, judge
 
 #: How many reasons of an INVALID case its screen shows; the campaign has them all.
 MAX_REASONS = 5
@@ -38,11 +41,14 @@ def passes(verdict: Verdict) -> bool:
 
 
 def table(verdicts: Sequence[Verdict], *, for_markdown: bool = False) -> str:
-    """All verdicts of one suite, one line each, in the order of the suite: a curve over levels is read so."""
+    """All verdicts of one suite, one line each, in the order of the suite: a curve over levels is read so.
+
+    Below it how an interval is read, and what each verdict was held against.
+    """
     rows = [_row(verdict) for verdict in verdicts]
     if for_markdown:
         rows = [(_code(name).replace("|", r"\|"), *cells) for name, *cells in rows]
-    return tabulate(
+    lines = tabulate(
         rows,
         headers=_HEADERS,
         tablefmt="pipe" if for_markdown else "simple",
@@ -50,6 +56,34 @@ def table(verdicts: Sequence[Verdict], *, for_markdown: bool = False) -> str:
         colalign=_ALIGN,
         headersglobalalign=None,
     )
+    below = [f"- {text}" if for_markdown else text for text in _below(verdicts, for_markdown=for_markdown)]
+    return "\n\n".join([lines, *(["\n".join(below)] if below else [])])
+
+
+def _below(verdicts: Sequence[Verdict], *, for_markdown: bool) -> Iterable[str]:
+    if any(verdict.judgement for verdict in verdicts):
+        yield INTERVALS
+    seen: dict[str, list[str]] = {}
+    for verdict in verdicts:
+        if text := _against(verdict):
+            name = verdict.id.split("/", 1)[1]
+            seen.setdefault(f"judged against {text}", []).append(_code(name) if for_markdown else name)
+    for text, where in seen.items():
+        yield f"{text}  ({_where(where)})"
+
+
+def _against(verdict: Verdict) -> str | None:
+    """What a case was held against; None where it was not, and for relations."""
+    if isinstance(verdict, RelationVerdict) or verdict.route is None or verdict.stored is None:
+        return None
+    text = against(verdict.route, len(verdict.before), verdict.stored.nights[0])
+    if verdict.proved_with:
+        text += f"; with level {', '.join(map(str, verdict.proved_with))} against the reference build tonight"
+    return text
+
+
+def _where(names: Sequence[str]) -> str:
+    return ", ".join(names[:2]) + (f" and {len(names) - 2} more" if len(names) > 2 else "")
 
 
 def tally(verdicts: Sequence[Verdict]) -> str:
@@ -71,15 +105,14 @@ def remarks(suite: SuiteRecord, verdicts: Sequence[Verdict]) -> str:
     for verdict in verdicts:
         for note in verdict.notes if isinstance(verdict, CaseVerdict) else ():
             seen.setdefault(f"not as in the baseline: {note}", []).append(verdict.id.split("/", 1)[1])
+        for label, text in (*_builds_tonight(verdict), *_drift(verdict)) if isinstance(verdict, CaseVerdict) else ():
+            seen.setdefault(f"{label}: {text}", []).append(verdict.id.split("/", 1)[1])
     for launch in suite.launches:
         for note in launch.notes:
             seen.setdefault(printable(note), []).append(launch.name)
     if client := _client(suite):
         seen[client] = ["over all rounds"]
-    return "\n".join(
-        f"{note}  ({', '.join(where[:2])}{f' and {len(where) - 2} more' if len(where) > 2 else ''})"
-        for note, where in seen.items()
-    )
+    return "\n".join(f"{note}  ({_where(where)})" for note, where in seen.items())
 
 
 def _client(suite: SuiteRecord) -> str | None:
@@ -110,7 +143,8 @@ def properties(verdict: Verdict) -> tuple[tuple[str, str], ...]:
         numbers |= {"output_throughput": judgement.after, "baseline_throughput": judgement.before}
         numbers |= {"change": judgement.change, "lo": judgement.lo, "hi": judgement.hi}
     plain = ((name, f"{value:.6f}") for name, value in numbers.items() if value is not None and math.isfinite(value))
-    return (("verdict", word(verdict)), *plain)
+    route = (("route", verdict.route),) if isinstance(verdict, CaseVerdict) and verdict.route else ()
+    return (("verdict", word(verdict)), *route, *plain)
 
 
 def markdown(campaign: Campaign, promote: str, folder: str, *, limit: int = MAX_MARKDOWN) -> str:
@@ -186,14 +220,16 @@ def _head(campaign: Campaign, verdicts: Sequence[Verdict], folder: str) -> str:
 
 
 def _builds(campaign: Campaign) -> Iterable[str]:
-    """What was measured, and in which variants, by their last launches."""
-    launched = {f"{suite.name}/{launch.variant}": launch for suite in campaign.suites for launch in suite.launches}
+    """What was measured, and in which variants, by the last launches of each arm."""
+    launched = {(s.name, launch.variant, launch.arm): launch for s in campaign.suites for launch in s.launches}
     variants: dict[str, list[str]] = {}
-    for name, launch in launched.items():
+    for (suite, variant, arm), launch in launched.items():
         told = [str(launch.build)] if launch.build else []
         told += [f"server {launch.server_version}"] if launch.server_version else []
-        variants.setdefault(", ".join(told) or "unknown", []).append(name)
-    return (f"build {_code(build)} in {', '.join(map(_code, names))}" for build, names in variants.items())
+        head = "reference build" if arm == "reference" else "build"
+        build = f"{head} {_code(', '.join(told) or 'unknown')}"
+        variants.setdefault(build, []).append(f"{suite}/{variant}")
+    return (f"{build} in {', '.join(map(_code, names))}" for build, names in variants.items())
 
 
 def _suite(suite: SuiteRecord, verdicts: Sequence[Verdict]) -> str:
@@ -287,7 +323,7 @@ def _row(verdict: Verdict) -> tuple[str, ...]:
     name = verdict.id.split("/", 1)[1]  # the suite is said above the table
     change, interval = "-", "-"
     if judgement is not None:
-        change, interval = _change(verdict.word, judgement), _interval(judgement)
+        change, interval = _change(verdict, judgement), _interval(judgement)
     before = "-" if judgement is None else throughput(judgement.before)
     if isinstance(verdict, RelationVerdict):
         after = "-" if judgement is None else throughput(judgement.after)
@@ -315,25 +351,72 @@ def _case_screen(verdict: CaseVerdict) -> list[str]:
         return _invalid_screen(verdict.reasons)
     if judgement is None:
         seen = verdict.measured
-        numbers = "" if seen is None else f": {throughput(seen.output_throughput)} tok/s in {_launches(seen.launches)}"
-        return [f"{word(verdict)}  {verdict.id} on {verdict.rig_id}{numbers}", _line("why", verdict.why or "-")]
-    seen_now = f"output throughput {throughput(judgement.after)} tok/s, baseline {throughput(judgement.before)}"
-    if verdict.word is Word.INCONCLUSIVE:
-        spans = f"interval {_interval(judgement)} spans the margin of {share(verdict.margin)}"
-        lines = [f"{word(verdict)}  {spans}", _line("seen", seen_now), *_inconclusive(verdict, judgement)]
+        numbers = "" if seen is None else f": {throughput(seen.output_throughput)} tok/s in {launches(seen.launches)}"
+        lines = [f"{word(verdict)}  {verdict.id} on {verdict.rig_id}{numbers}", _line("why", verdict.why or "-")]
+        if verdict.word is Word.INCONCLUSIVE and not verdict.advisory:
+            lines.append(
+                _line("do", "measure the baseline's build again, and let it join: python -m perf promote --add")
+            )
+        return lines
+    other = "reference" if verdict.route == "reference" else "baseline"
+    seen_now = f"output throughput {throughput(judgement.after)} tok/s, {other} {throughput(judgement.before)}"
+    margin = f"margin of {share(verdict.margin)}"
+    margin, interval = f"margin {share(verdict.margin)}", f"interval {_interval(judgement)}"
+    held = _line("launches", f"{judgement.launches_after} of the candidate, against {_against(verdict)}")
+    change = _change(verdict, judgement)
+    if verdict.word is Word.INCONCLUSIVE and not verdict.advisory:
+        says = f"{interval} spans the margin of {share(verdict.margin)}"
+        if not judgement.lo <= -verdict.margin <= judgement.hi:
+            says = f"not decided: {interval}, {margin}"
+        lines = [f"{word(verdict)}  {says}", _line("seen", seen_now), held, *_open_case(verdict, judgement)]
     else:
-        change = _change(verdict.word, judgement).replace("~", "no change seen (~)")
-        interval = f"interval {_interval(judgement)}, margin {share(verdict.margin)}"
-        lines = [f"{word(verdict)}  {seen_now}: {change}, {interval}"]
-    if verdict.moved:
-        lines.append(_line("moved with it", ", ".join(map(_moved, verdict.moved))))
+        if change == "~":
+            change = "no change seen (~)" if verdict.word is Word.PASS else "unclear by itself (~)"
+        lines = [f"{word(verdict)}  {seen_now}: {change}, {interval}, {margin}", held]
+        lines += _how_to_read(verdict, judgement)
+    if verdict.others_noise is not None and judgement.noise_before is not None:
+        here, others = (share(round(each, 3)) for each in (judgement.noise_before, verdict.others_noise))
+        lines.append(_line("set aside", f"judged by itself: launches vary by {here} here, others by {others}"))
+    if word(verdict) != Word.PASS and (moved := verdict.moved) is not None:
+        lines += [_line(*each) for each in moved_lines(moved, on_gpus=verdict.on_gpus)]
+    lines += [_line(*each) for each in _builds_tonight(verdict)]
     lines += [_line("different", note) for note in verdict.notes]
     if verdict.stored is not None:
         promotion = verdict.stored.promotion
         said = f'{printable(promotion.promoted_at[:10], 10)}, "{printable(promotion.reason, 120)}"'
-        counts = f"{_launches(judgement.launches_before)}, tonight {judgement.launches_after}"
-        lines.append(_line("baseline", f"{said}, {counts}"))
+        lines += [_line("baseline", said), *(_line(*each) for each in _drift(verdict))]
     return lines
+
+
+def _how_to_read(verdict: CaseVerdict, judgement: Judgement) -> list[str]:
+    """Where the interval of a level seems to say something else than its verdict does."""
+    agrees = judgement.lo > -verdict.margin if verdict.word is Word.PASS else not judgement.lo <= 0 <= judgement.hi
+    if agrees or verdict.word is Word.INCONCLUSIVE:
+        return []
+    if verdict.together > 1:
+        text = f"of this level alone: the verdict takes all {verdict.together} levels together"
+    else:
+        text = "of a change of any size: the verdict asks for one of the margin"
+    return [_line("interval", f"{text}, and counts an extreme launch less")]
+
+
+def _builds_tonight(verdict: CaseVerdict) -> Iterable[tuple[str, str]]:
+    """The builds of both arms, where both ran."""
+    if verdict.builds is not None:
+        candidate, reference = verdict.builds
+        if candidate is not None and candidate == reference:
+            yield "builds", f"A against A: both arms ran {build_text(candidate)}"
+        else:
+            yield "builds", f"tonight {build_text(candidate)}; reference {build_text(reference)}"
+
+
+def _drift(verdict: CaseVerdict) -> Iterable[tuple[str, str]]:
+    """The loss that promotions accepted in steps, none of them beyond the margin."""
+    stored = verdict.stored
+    if stored is not None and stored.drift is not None and stored.has_drifted(verdict.margin):
+        since = printable(stored.history[0].promoted_at[:10], 10)
+        steps = f"in {len(stored.history) - 1} steps within the margin of {share(verdict.margin)}"
+        yield "drift", f"the baseline itself lost {share(round(-stored.drift, 3))} since {since}, {steps}"
 
 
 def _relation_screen(verdict: RelationVerdict) -> list[str]:
@@ -350,7 +433,7 @@ def _relation_screen(verdict: RelationVerdict) -> list[str]:
     interval = f"[{1 + judgement.lo:.3f}, {1 + judgement.hi:.3f}]"
     if verdict.word is Word.INCONCLUSIVE:
         spans = f"interval {interval} of the ratio spans the margin of {share(verdict.margin)} below 1"
-        return [f"{word(verdict)}  {spans}", _line("seen", claim), *_inconclusive(verdict, judgement)]
+        return [f"{word(verdict)}  {spans}", _line("seen", claim), *_open_relation(verdict, judgement)]
     ratio = f"ratio {1 + judgement.change:.3f}{of}, interval {interval}, margin {share(verdict.margin)}"
     return [f"{word(verdict)}  {claim}: {ratio}"]
 
@@ -366,58 +449,75 @@ def _invalid_screen(reasons: tuple[Reason, ...]) -> list[str]:
     return lines
 
 
-def _inconclusive(verdict: Verdict, judgement: Judgement) -> list[str]:
-    """Why it is not decided, and what would decide it."""
-    whose = ("tonight", "in the baseline")
-    if isinstance(verdict, RelationVerdict):
-        whose = (f"in {verdict.variant}", f"in {verdict.best}")
-    noise = [
-        f"{name} by {share(round(value, 3))}"
-        for name, value in zip(whose, (judgement.noise_after, judgement.noise_before), strict=True)
-        if value is not None
-    ]
-    varies = f"launches vary {', '.join(noise)}; " if noise else ""
-    lines = [_line("why", varies + (verdict.stopped or f"{_launches(judgement.launches_after)} measured"))]
-    seen, margin, needed = judgement.could_see, share(verdict.margin), judgement.launches_needed
-    if seen is None:
-        lines.append(_line("could see", "nothing: one launch on each side says nothing of noise"))
-        return [*lines, _line("do", f"allow more launches: --perf-max-launches={judgement.launches_after + 1}")]
-    lines.append(_line("could see", f"a loss of {share(round(seen, 3))} or more"))
+def _open_case(verdict: CaseVerdict, judgement: Judgement) -> list[str]:
+    """Why a case is not decided, and what would decide it."""
+    lines = [_line("why", f"{verdict.why}; {_ended(verdict)}")]
+    if judgement.could_see is not None:
+        alone = " at this level alone" if verdict.together > 1 else ""
+        lines.append(_line("could see", f"a loss of {share(round(judgement.could_see, 3))} or more{alone}"))
+    needed = None if verdict.ended == "exhausted" else judgement.launches_needed
     if needed is not None:
-        minutes = f" ({duration(needed * verdict.launch_s)})" if verdict.launch_s else ""
-        option = f"--perf-max-launches={judgement.launches_after + needed}"
-        option += " and --perf-budget-minutes" if verdict.stopped else ""
-        more = "1 more launch" if needed == 1 else f"{needed} more launches"
-        advice = f"{margin} needs about {more}{minutes}: {option}, or a quieter rig"
-    elif isinstance(verdict, RelationVerdict):
-        advice = f"quiet the rig, or launch both more often: {margin} is far below this noise; --perf-max-launches"
-    else:
-        advice = f"quiet the rig, or promote a baseline of more launches: no number of launches tonight shows {margin}"
-    return [*lines, _line("do", advice)]
+        pairs = " of each arm" if verdict.route == "reference" else ""
+        needs = _needs(verdict, f"{needed} more launches{pairs}", needed)
+        ways = f"{_option(verdict, needed)}, or a quieter rig"
+        if verdict.ended == "set aside":
+            ways = "quiet the rig, or leave the level out"
+        return [*lines, _line("do", f"{needs}: {ways}")]
+    ways = "promote launches of more nights, or quiet the rig"
+    if verdict.route == "store alone":
+        return [*lines, _line("do", f"give the suite a [reference] build, {ways}")]
+    return [*lines, _line("do", f"allow more launches: {_option(verdict, 1)}; {ways}")]
 
 
-def _moved(moved: Moved) -> str:
-    judgement = moved.judgement
-    if moved.moved is None:
-        return f"{moved.name} unclear (?)"
-    if not moved.moved:
-        return f"{moved.name} unchanged (~)"
-    show = milliseconds if moved.unit == "ms" else throughput
-    unit = f" {moved.unit}" if moved.unit else ""
-    return f"{moved.name} {show(judgement.before)} -> {show(judgement.after)}{unit} ({percent(judgement.change)})"
+def _open_relation(verdict: RelationVerdict, judgement: Judgement) -> list[str]:
+    """Why a relation is not decided, and what would decide it."""
+    sides = ((verdict.variant, judgement.noise_after), (verdict.best, judgement.noise_before))
+    noise = [f"in {name} by {share(round(value, 3))}" for name, value in sides if value is not None]
+    varies = f"launches vary {', '.join(noise)}; " if noise else ""
+    lines = [_line("why", varies + (verdict.stopped or f"{launches(judgement.launches_after)} measured"))]
+    needed = judgement.launches_needed
+    if judgement.could_see is None:
+        lines.append(_line("could see", "nothing: one launch on each side says nothing of noise"))
+        return [*lines, _line("do", f"allow more launches: {_option(verdict, 1)}")]
+    lines.append(_line("could see", f"a loss of {share(round(judgement.could_see, 3))} or more"))
+    if needed is not None:
+        needs = _needs(verdict, f"{needed} more launches", needed)
+        return [*lines, _line("do", f"{needs}: {_option(verdict, needed)}, or a quieter rig")]
+    far = f"{share(verdict.margin)} is far below this noise"
+    return [*lines, _line("do", f"quiet the rig, or launch both more often: {far}; --perf-max-launches")]
 
 
-def _launches(count: int) -> str:
-    return "1 launch" if count == 1 else f"{count} launches"
+def _needs(verdict: Verdict, what: str, count: int) -> str:
+    minutes = f" ({duration(count * verdict.launch_s)})" if verdict.launch_s else ""
+    return f"{share(verdict.margin)} needs about {what if count > 1 else what.replace('launches', 'launch')}{minutes}"
 
 
-def _change(outcome: Word, judgement: Judgement) -> str:
-    """A percentage only where it means something: `?` where the margin is spanned, `~` where no change is possible."""
-    if outcome is Word.INCONCLUSIVE:
+def _ended(verdict: CaseVerdict) -> str:
+    ran = f"{launches(verdict.launches)} measured"
+    match verdict.ended:
+        case "budget":
+            return verdict.stopped or ran
+        case "cap":
+            return f"the cap of {launches(verdict.max_launches)} is reached"
+        case "exhausted":
+            return "more launches tonight would add next to nothing: a reference build would"
+        case "set aside":
+            return f"{ran}: what is set aside holds up no other level"
+        case _:
+            return ran
+
+
+def _option(verdict: Verdict, more: int) -> str:
+    """The option that allows so many more launches."""
+    return "--perf-budget-minutes" if verdict.stopped else f"--perf-max-launches={verdict.max_launches + more}"
+
+
+def _change(verdict: Verdict, judgement: Judgement) -> str:
+    """A percentage only where it means something: `?` where it is not decided, `~` where no change is possible."""
+    lo, hi = judgement.lo, judgement.hi
+    if verdict.word is Word.INCONCLUSIVE and (lo <= -verdict.margin <= hi or lo <= 0 <= hi):
         return "?"
-    if judgement.lo <= 0 <= judgement.hi:
-        return "~"
-    return percent(judgement.change)
+    return "~" if lo <= 0 <= hi else percent(judgement.change)
 
 
 def _interval(judgement: Judgement) -> str:

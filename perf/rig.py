@@ -17,20 +17,31 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """One GPU. `power_limit_w` is the enforced limit in watts, None where it is not told."""
+    """One GPU; None where the driver does not tell.
+
+    `power_limit_w` is the enforced limit in watts, `clocks_mhz` the application clocks of cores and memory: where
+    somebody set them, it holds them there. Of locked clocks NVML has no word.
+    """
 
     name: str
     uuid: str
     power_limit_w: float | None
+    clocks_mhz: tuple[int, int] | None
+    persistent: bool | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rig:
-    """The fingerprint of a machine. `machine` is a digest of its id, never the id."""
+    """The fingerprint of a machine. `machine` is a digest of its id, never the id.
+
+    `cuda` is the newest version that the driver runs, `governor` the CPU's frequency policy as Linux calls it.
+    """
 
     gpus: tuple[Gpu, ...]
     driver: str | None
+    cuda: str | None
     cpu: str
+    governor: str | None
     machine: str
     kernel: str
     note: str | None = None
@@ -48,6 +59,22 @@ class Rig:
     def power_limits_w(self) -> tuple[float | None, ...]:
         """The power limits in the order of the UUIDs: a hard field, since they set the clocks."""
         return tuple(gpu.power_limit_w for gpu in sorted(self.gpus, key=lambda gpu: gpu.uuid))
+
+    @property
+    def fingerprint(self) -> tuple[tuple[str, str], ...]:
+        """The soft fields by their names for people, those that are known: they may change, and a change is told."""
+        clocks = sorted({gpu.clocks_mhz for gpu in self.gpus if gpu.clocks_mhz is not None})
+        persistent = sorted({gpu.persistent for gpu in self.gpus if gpu.persistent is not None})
+        told = (
+            ("driver", self.driver),
+            ("CUDA of the driver", self.cuda),
+            ("application clocks", ", ".join(f"{core}/{memory} MHz" for core, memory in clocks)),
+            ("persistence mode", ", ".join("on" if each else "off" for each in persistent)),
+            ("CPU", self.cpu),
+            ("CPU governor", self.governor),
+            ("Linux", self.kernel),
+        )
+        return tuple((name, value) for name, value in told if value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +123,7 @@ def probe() -> Rig:
     """Look at this machine. Without NVML there are no GPUs, and the note says why."""
     gpus: tuple[Gpu, ...] = ()
     driver: str | None = None
+    cuda: int | None = None
     note: str | None = None
     try:
         pynvml.nvmlInit()
@@ -104,6 +132,7 @@ def probe() -> Rig:
     else:
         try:
             driver = _string(pynvml.nvmlSystemGetDriverVersion())
+            cuda = _told(pynvml.nvmlSystemGetCudaDriverVersion_v2)
             handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
             gpus = visible(tuple(_gpu(handle) for handle in handles), os.environ.get("CUDA_VISIBLE_DEVICES"))
         except pynvml.NVMLError as error:
@@ -113,7 +142,9 @@ def probe() -> Rig:
     return Rig(
         gpus=gpus,
         driver=driver,
+        cuda=None if cuda is None else f"{cuda // 1000}.{cuda % 1000 // 10}",
         cpu=_cpu_model(),
+        governor=_governor(Path("/sys/devices/system/cpu")),
         machine=hashlib.sha256(_machine_id().encode()).hexdigest()[:16],
         kernel=platform.release(),
         note=note,
@@ -172,10 +203,15 @@ def _process_name(pid: int) -> str:
 
 def _gpu(handle: object) -> Gpu:
     limit = _told(pynvml.nvmlDeviceGetEnforcedPowerLimit, handle)
+    mode = _told(pynvml.nvmlDeviceGetPersistenceMode, handle)
+    core = _told(pynvml.nvmlDeviceGetApplicationsClock, handle, pynvml.NVML_CLOCK_GRAPHICS)
+    memory = _told(pynvml.nvmlDeviceGetApplicationsClock, handle, pynvml.NVML_CLOCK_MEM)
     return Gpu(
         name=_string(pynvml.nvmlDeviceGetName(handle)),
         uuid=_string(pynvml.nvmlDeviceGetUUID(handle)),
         power_limit_w=None if limit is None else limit / 1000,
+        clocks_mhz=None if core is None or memory is None else (int(core), int(memory)),
+        persistent=None if mode is None else bool(mode),
     )
 
 
@@ -204,6 +240,17 @@ def _cpu_model() -> str:
         return platform.processor() or platform.machine()
     match = re.search(r"^model name\s*:\s*(.+)$", text, flags=re.MULTILINE)
     return match.group(1).strip() if match else platform.machine()
+
+
+def _governor(cpus: Path) -> str | None:
+    """The frequency policy of the CPUs, several where they differ; None where Linux has none, as in most guests."""
+    found = set()
+    for path in cpus.glob("cpu[0-9]*/cpufreq/scaling_governor"):
+        try:
+            found.add(path.read_text(encoding="ascii", errors="replace").strip())
+        except OSError:
+            continue
+    return ", ".join(sorted(found)) or None
 
 
 def _machine_id() -> str:

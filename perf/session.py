@@ -6,6 +6,7 @@ complete only when the session says that it ran to its end.
 
 import os
 import resource
+import secrets
 import signal
 import threading
 import time
@@ -17,14 +18,26 @@ from pathlib import Path
 
 import perf
 from perf import campaign as campaigns
-from perf import load, plan, record, report, verdict
+from perf import history, load, plan, record, report, verdict
 from perf.baseline import Store
 from perf.capacity import Capacity
 from perf.carrier import Carried
 from perf.files import FileError
-from perf.measure import Bench, Show, api_key
+from perf.history import History
+from perf.measure import Bench, Show, api_key, run_by
+from perf.measured import measurements, sample
 from perf.promotion import command
-from perf.record import Campaign, CaseRecord, LaunchRecord, Measurement, RelationRecord, SuiteRecord, WorkloadRecord
+from perf.record import (
+    Campaign,
+    CaseRecord,
+    CrossoverRecord,
+    LaunchRecord,
+    Measurement,
+    Order,
+    RelationRecord,
+    SuiteRecord,
+    WorkloadRecord,
+)
 from perf.redaction import Secrets
 from perf.rig import EMULATED_RIG_ID, Rig, probe, states
 from perf.sample import StoredCase, throughputs
@@ -117,11 +130,11 @@ class Session:
         if not isinstance(found, CaseVerdict) or found.measured is None:
             return None
         owner = next(each for each in self._campaign().suites if each.name == suite_name)
-        taken = verdict.measurements(owner, found.variant, found.level)
+        taken = measurements(owner, found.variant, found.level)
         return Carried(
             case=found.id,
             level=found.level,
-            throughputs=throughputs(verdict.sample(launch, measurement) for launch, measurement in taken),
+            throughputs=throughputs(sample(launch, measurement) for launch, measurement in taken),
             extra_info=(("verdict", report.word(found)), ("campaign", self._folder().name)),
         )
 
@@ -144,6 +157,11 @@ class Session:
         done = replace(self.campaign, suites=tuple(suites.values()), finished_at=record.now_utc(), complete=True)
         record.save(self._folder(), done)
         self.campaign = done
+        try:
+            History.beside(self._folder().parent).append(history.nights(done))
+        except FileError as error:  # the verdicts stand without it
+            again = f"python -m perf import {self.shown}"
+            self.show.line(f"this night is not in the history: {error}; put that right, then: {again}")
 
     def markdown(self) -> str:
         """What a build's summary says of the session."""
@@ -205,7 +223,7 @@ class Session:
         with _interruptible():
             done = campaigns.run(
                 start,
-                measure=lambda variant, ordinal, levels: _guarded(bench, variant, ordinal, levels),
+                measure=lambda order: _guarded(bench, order),
                 save=save,
                 clock=time.monotonic,
                 budget_s=None if minutes is None else 60 * minutes,
@@ -225,11 +243,15 @@ class Session:
             source=str(chosen.source),
             rig_id=_rig_id(chosen, rig),
             power_limits_w=() if chosen.emulated else rig.power_limits_w,
+            fingerprint=() if chosen.emulated else rig.fingerprint,
             margin=self.settings.margin or chosen.gate.margin,
             alpha=chosen.gate.alpha,
             power=chosen.gate.power,
             family=chosen.family,
-            max_launches=self.settings.max_launches or chosen.gate.max_launches or campaigns.DEFAULT_MAX_LAUNCHES,
+            max_launches=self.settings.max_launches or chosen.gate.max_launches or self._cap(chosen),
+            # A server that already ran is no build of anybody's.
+            reference=chosen.reference is not None and self.settings.base_url is None,
+            order_seed=secrets.randbits(32),
             workload=WorkloadRecord(
                 prompt_set=chosen.workload.prompt_set,
                 endpoint=chosen.workload.endpoint,
@@ -257,10 +279,19 @@ class Session:
                 RelationRecord(relation=relation, selected=relation.id in self.selected)
                 for relation in chosen.relations
             ),
+            crossovers=tuple(
+                CrossoverRecord(crossover=crossover, selected=crossover.id in self.selected, stored=None)
+                for crossover in chosen.crossovers
+            ),
             launches=(),
             stopped=None,
             problem=None,
         )
+
+    def _cap(self, chosen: Suite) -> int:
+        """The cap of launches where nobody gave one: a budget of minutes is cap enough."""
+        budget = self.settings.budget_minutes or chosen.gate.budget_minutes
+        return campaigns.DEFAULT_MAX_LAUNCHES if budget is None else campaigns.MAX_LAUNCHES_WITH_BUDGET
 
     def _campaign(self) -> Campaign:
         if self.campaign is None:
@@ -277,15 +308,15 @@ def _rig_id(chosen: Suite, rig: Rig) -> str:
     return EMULATED_RIG_ID if chosen.emulated else rig.id
 
 
-def _guarded(bench: Bench, variant: str, ordinal: int, levels: tuple[int, ...]) -> LaunchRecord:
+def _guarded(bench: Bench, order: Order) -> LaunchRecord:
     """The one broad except of the house: whatever goes wrong in a launch makes its cases INVALID, never a pass."""
     began = time.monotonic()
     try:
-        return bench.measure(variant, ordinal, levels)
+        return bench.measure(order)
     except FileError:
         raise  # a full disk, a folder that was removed: it says so itself, and nothing more could be kept
     except Exception as error:
-        ran = next(each for each in bench.suite.variants if each.name == variant)
+        ran = run_by(bench.suite, order)
         hidden = Secrets.collect(ran.command, dict(ran.env), api_key(ran, bench.suite.source.parent))
         reason = Reason(
             name="the suite itself failed",
@@ -294,9 +325,11 @@ def _guarded(bench: Bench, variant: str, ordinal: int, levels: tuple[int, ...]) 
         )
         bench.show.line(hidden.redact("".join(traceback.format_exception(error))))
         return LaunchRecord(
-            name=f"{bench.prefix}{variant}-{ordinal}",
-            variant=variant,
-            ordinal=ordinal,
+            name=f"{bench.prefix}{order.name}",
+            variant=order.variant,
+            arm=order.arm,
+            ordinal=order.ordinal,
+            block=order.block,
             started_at=record.now_utc(),
             start_s=None,
             duration_s=time.monotonic() - began,
@@ -308,7 +341,7 @@ def _guarded(bench: Bench, variant: str, ordinal: int, levels: tuple[int, ...]) 
             server_version=None,
             build=None,
             notes=(),
-            measurements=tuple(Measurement(level=level, rounds=(), reasons=(reason,)) for level in levels),
+            measurements=tuple(Measurement(level=level, rounds=(), reasons=(reason,)) for level in order.levels),
         )
 
 

@@ -12,11 +12,20 @@ from itertools import product
 from typing import Protocol
 
 from perf import figures
-from perf.compact import Compact, CompactCase, CompactJudgement, CompactRelation, CompactSuite, CompactVariant
+from perf.compact import (
+    Compact,
+    CompactCase,
+    CompactJudgement,
+    CompactReference,
+    CompactRelation,
+    CompactSuite,
+    CompactVariant,
+)
 from perf.figures import Figure, Figures
 from perf.gate import Word
 from perf.rig import EMULATED_RIG_ID
-from perf.text import duration, milliseconds, percent, printable, share, throughput
+from perf.text import duration, launches, milliseconds, percent, printable, share, throughput
+from perf.verdict import INTERVALS, against
 
 Record = Compact | Figures
 
@@ -281,24 +290,37 @@ def verdict_table(record: Compact) -> str:
         judged: tuple[CompactCase | CompactRelation, ...] = (*suite.cases, *suite.relations)
         parts += [
             _suite_line(record, suite),
-            table(headers, [_verdict_row(each) for each in judged], numbers=range(1, 9)),
+            table(headers, [_verdict_row(each, suite.margin) for each in judged], numbers=range(1, 9)),
         ]
         reasons = [(_short(each), reason) for each in judged for reason in each.reasons]
-        if reasons:
-            parts.append(
-                "\n".join(f"- INVALID: {name}: {cell(why.name)}: {cell(why.seen, 300)}" for name, why in reasons)
-            )
+        below = list(_against(suite))
+        below += [f"INVALID: {name}: {cell(why.name)}: {cell(why.seen, 300)}" for name, why in reasons]
+        if below:
+            parts.append("\n".join(f"- {text}" for text in below))
     return "\n\n".join(parts)
 
 
-def _verdict_row(judged: CompactCase | CompactRelation) -> tuple[str, ...]:
+def _against(suite: CompactSuite) -> Iterator[str]:
+    """How an interval is read, and what each case was held against; nothing in a record that does not tell."""
+    seen: dict[str, list[str]] = {}
+    for case in suite.cases:
+        if case.route is not None and case.judgement is not None:
+            text = against(case.route, case.judgement.launches_before, case.nights or 1)
+            seen.setdefault(text, []).append(_short(case))
+    if seen:
+        yield INTERVALS
+    for text, names in seen.items():
+        yield f"judged against {text} ({', '.join(names)})"
+
+
+def _verdict_row(judged: CompactCase | CompactRelation, margin: float) -> tuple[str, ...]:
     found = judged.judgement
     word = "ADVISORY" if not judged.gated and judged.verdict != Word.INVALID.value else judged.verdict
     name = _short(judged)
     before, after, moved, interval = "-", "-", "-", "-"
     if found is not None:
         before, after = throughput(found.before), throughput(found.after)
-        moved, interval = _moved(judged.verdict, found), f"[{percent(_low(found))}, {percent(_high(found))}]"
+        moved, interval = _moved(judged.verdict, found, margin), f"[{percent(_low(found))}, {percent(_high(found))}]"
     numbers = judged.numbers if isinstance(judged, CompactCase) else None
     launches = f"{judged.launches}" if isinstance(judged, CompactCase) else "-"
     if numbers is None:
@@ -323,11 +345,12 @@ def _short(judged: CompactCase | CompactRelation) -> str:
     return cell(judged.id.partition("/")[2])  # the suite is said above the table
 
 
-def _moved(word: str, found: CompactJudgement) -> str:
+def _moved(word: str, found: CompactJudgement, margin: float) -> str:
     """A percentage only where it means something."""
-    if word == Word.INCONCLUSIVE.value:
+    is_nothing = _low(found) <= 0 <= _high(found)
+    if word == Word.INCONCLUSIVE.value and (is_nothing or _low(found) <= -margin <= _high(found)):
         return "?"
-    return "\\~" if _low(found) <= 0 <= _high(found) else percent(found.change)
+    return "\\~" if is_nothing else percent(found.change)
 
 
 def _low(found: CompactJudgement) -> float:
@@ -391,7 +414,10 @@ def _campaign_rows(record: Compact) -> Iterator[tuple[str, str]]:
 def _variant_parts(variant: CompactVariant) -> Iterator[str]:
     yield f"model {cell(variant.model or NOT_STATED)}"
     yield cell(_stack(variant) or f"stack {NOT_STATED}")
-    yield f"{_launches(variant.launches)} in {duration(variant.rig_s)}"
+    yield f"{launches(variant.launches)} in {duration(variant.rig_s)}"
+    if (other := variant.reference) is not None:
+        ran = f"{launches(other.launches)} in {duration(other.rig_s)}"
+        yield f"reference build: {cell(_stack(other) or f'stack {NOT_STATED}')}, {ran}"
     if variant.command:
         yield code(" ".join(variant.command))
     if variant.env:
@@ -408,10 +434,6 @@ def _suite_line(record: Compact, suite: CompactSuite) -> str:
 
 def _place(suite: CompactSuite) -> str:
     return "an emulated rig (its time is synthetic)" if suite.rig_id == EMULATED_RIG_ID else f"rig {cell(suite.rig_id)}"
-
-
-def _launches(count: int) -> str:
-    return "1 launch" if count == 1 else f"{count} launches"
 
 
 def _time(text: str) -> str:
@@ -538,6 +560,7 @@ def _conditions(record: Compact, suite: CompactSuite, published: bool) -> Iterat
         for name, text, parts in (
             ("model", _models(suite, variant.name), ()),
             ("stack", _stack(variant), ()),
+            ("reference stack", None if variant.reference is None else _stack(variant.reference), ()),
             ("command", "", variant.command),
             ("environment", "", env),
         ):
@@ -574,7 +597,7 @@ def _range(values: Sequence[int]) -> str:
     return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 
 
-def _stack(variant: CompactVariant) -> str | None:
+def _stack(variant: CompactVariant | CompactReference) -> str | None:
     build = variant.build
     parts = [f"server {variant.server_version}"] if variant.server_version else []
     if build is not None:

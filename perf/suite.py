@@ -4,15 +4,17 @@ The keys, their defaults and what is allowed stand once, in the `_File` models b
 reference in docs/suite-files.md all come from them.
 """
 
+import posixpath
 import re
+import sys
 import tomllib
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError
 from pydantic_core import ErrorDetails
 
 from perf.text import printable
@@ -89,6 +91,18 @@ class Variant:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Reference:
+    """The reference build: an interpreter, and what it needs in the environment besides the variant's."""
+
+    python: str
+    env: tuple[tuple[str, str], ...] = field(repr=False)
+
+    def running(self, variant: Variant) -> Variant:
+        """The variant as the reference build runs it."""
+        return replace(variant, python=self.python, env=tuple((dict(variant.env) | dict(self.env)).items()))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Expectation:
     """`variant` is at least `at_least` times the best of `of`, at a level, every level, or saturation."""
 
@@ -122,6 +136,16 @@ class Relation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Crossover:
+    """The level from which `second` is faster than `first`: estimated, stored, judged. One pytest item."""
+
+    id: str
+    suite: str
+    first: str
+    second: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Suite:
     """One suite file, resolved."""
 
@@ -134,7 +158,9 @@ class Suite:
     workload: Workload
     gate: Gate
     variants: tuple[Variant, ...]
+    reference: Reference | None
     expectations: tuple[Expectation, ...]
+    crossovers: tuple[Crossover, ...]
 
     @property
     def cases(self) -> tuple[Case, ...]:
@@ -159,7 +185,7 @@ class Suite:
     @property
     def family(self) -> int:
         """How many verdicts share the suite's alpha, whatever part of it is selected."""
-        return len(self.cases) + len(self.relations)
+        return len(self.cases) + len(self.relations) + len(self.crossovers)
 
     @property
     def advisory(self) -> bool:
@@ -298,6 +324,15 @@ class _VariantTable(_Table):
     )
 
 
+class _ReferenceTable(_Table):
+    python: _Text = Field(
+        description="the path of the interpreter of the reference build, another than those of the variants"
+    )
+    env: dict[str, str] = Field(
+        default={}, description="a table of texts, merged into every variant's env: names are letters, digits and '_'"
+    )
+
+
 class _ExpectTable(_Table):
     variant: str = Field(description="the name of a variant of this file")
     at_least: Annotated[float, Field(gt=0, le=1000)] = Field(default=1.0, description="a factor, more than 0")
@@ -305,19 +340,32 @@ class _ExpectTable(_Table):
     at: Place = Field(default="saturation", description='a level of this suite, "every level" or "saturation"')
 
 
+class _CrossoverTable(_Table):
+    crossover: list[str] = Field(
+        min_length=2,
+        max_length=2,
+        description="two variants of this file, the second faster from some level on; no other key beside it",
+    )
+
+
+def _kind_of_expectation(table: object) -> str:
+    return "crossover" if isinstance(table, dict) and "crossover" in table else "relation"
+
+
+_Expect = Annotated[
+    Annotated[_ExpectTable, Tag("relation")] | Annotated[_CrossoverTable, Tag("crossover")],
+    Discriminator(_kind_of_expectation),
+]
+
+
 class _File(_Table):
     suite: _SuiteTable = Field(description="a table")
     workload: _WorkloadTable = Field(description="a table")
     gate: _GateTable = Field(default=_GateTable(), description="a table")
     variants: dict[str, _VariantTable] = Field(min_length=1, description="a table for each variant, at least one")
-    expect: list[_ExpectTable] = Field(default=[], description="a list of tables, [[expect]]")
+    reference: _ReferenceTable | None = Field(default=None, description="a table")
+    expect: list[_Expect] = Field(default=[], description="a list of tables, [[expect]]")
 
-
-#: Parts of the interface that this version does not have: refused with a sentence, never ignored.
-_NOT_BUILT = {
-    "reference": "fresh pairs against a reference build are not part of this version; remove [reference]",
-    "crossover": "a crossover level is not part of this version; remove this [[expect]]",
-}
 
 #: Defaults of a variant's keys that `extends` can inherit.
 DEFAULT_READY_PATH = "/health"
@@ -355,21 +403,11 @@ def parse(text: str, source: Path) -> Suite:
         data = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # a number of thousands of digits is a plain ValueError
         raise SuiteError(f"{source}: not TOML: {error}") from error
-    _refuse_what_is_not_built(data, source)
     try:
         file = _File.model_validate(data)
     except ValidationError as error:
         raise SuiteError(*islice(_messages(error, source), MAX_MISTAKES)) from error
     return _Resolver(file, source).suite()
-
-
-def _refuse_what_is_not_built(data: Mapping[str, object], source: Path) -> None:
-    if "reference" in data:
-        raise SuiteError(f"{source}: reference: {_NOT_BUILT['reference']}")
-    expectations = data.get("expect")
-    for place, table in enumerate(expectations if isinstance(expectations, list) else []):
-        if isinstance(table, dict) and "crossover" in table:
-            raise SuiteError(f"{source}: expect[{place}].crossover: {_NOT_BUILT['crossover']}")
 
 
 def _messages(error: ValidationError, source: Path) -> Iterator[str]:
@@ -400,9 +438,13 @@ def _locate(loc: tuple[int | str, ...]) -> tuple[str, type[_Table], str | None]:
         "workload": _WorkloadTable,
         "gate": _GateTable,
         "variants": _VariantTable,
+        "reference": _ReferenceTable,
         "expect": _ExpectTable,
     }
     head = str(loc[0]) if loc else ""
+    if head == "expect" and len(loc) > 2:  # behind the place stands as which of the two tables it was read
+        tables["expect"] = _CrossoverTable if loc[2] == "crossover" else _ExpectTable
+        loc = (*loc[:2], *loc[3:])
     nested = head in ("variants", "expect")
     depth = 2 if nested else 1
     if head not in tables or len(loc) < depth + 1:
@@ -436,7 +478,7 @@ def _toml(value: object) -> str:
 
 
 #: Values of these keys are never shown: a key pasted into the wrong place must not stand in a build's log.
-_MAY_HOLD_SECRETS = ("command", "args", "env", "api_key_env", "api_key_file", "variants")
+_MAY_HOLD_SECRETS = ("command", "args", "env", "api_key_env", "api_key_file", "variants", "reference")
 
 
 def _kind(value: object) -> str:
@@ -474,9 +516,17 @@ class _Resolver:
                 raise self.error(f"variants.{name}", "this name", f"any name but {' and '.join(RESERVED_VARIANTS)}")
         workload = self.workload()
         expectations = tuple(
-            self.expectation(place, each, names, workload.levels) for place, each in enumerate(self.file.expect)
+            self.expectation(place, each, names, workload.levels)
+            for place, each in enumerate(self.file.expect)
+            if isinstance(each, _ExpectTable)
+        )
+        crossovers = tuple(
+            self.crossover(place, each, names)
+            for place, each in enumerate(self.file.expect)
+            if isinstance(each, _CrossoverTable)
         )
         gate = self.file.gate
+        variants = tuple(self.variant(name) for name in names)
         suite = Suite(
             name=table.name,
             source=self.source,
@@ -492,13 +542,15 @@ class _Resolver:
                 budget_minutes=gate.budget_minutes,
                 max_launches=gate.max_launches,
             ),
-            variants=tuple(self.variant(name) for name in names),
+            variants=variants,
+            reference=self.reference(variants),
             expectations=expectations,
+            crossovers=crossovers,
         )
-        ids = [relation.id for relation in suite.relations]
-        for relation in ids:
-            if ids.count(relation) > 1:
-                raise self.error("expect", f"{relation} twice", "every expectation once")
+        ids = [*(each.id for each in suite.relations), *(each.id for each in suite.crossovers)]
+        for expectation in ids:
+            if ids.count(expectation) > 1:
+                raise self.error("expect", f"{expectation} twice", "every expectation once")
         return suite
 
     def workload(self) -> Workload:
@@ -568,7 +620,7 @@ class _Resolver:
                 if key == "args":
                     args += table.args
                 elif key == "env":
-                    env |= self.checked_env(ancestor, table.env)
+                    env |= self.checked_env(("variants", ancestor), table.env, _allowed(_VariantTable, "env"))
                 elif key == "command":
                     command = table.command
                 elif key == "expected_tok_s":
@@ -621,12 +673,37 @@ class _Resolver:
             current = table.extends
         return tables[::-1]
 
-    def checked_env(self, variant: str, env: dict[str, str]) -> dict[str, str]:
+    def reference(self, variants: tuple[Variant, ...]) -> Reference | None:
+        """The reference build; refused where a variant would be compared with itself."""
+        table = self.file.reference
+        if table is None:
+            return None
+
+        def path(python: str) -> str:
+            """Not through links: those of two environments may lead to one interpreter."""
+            return posixpath.normpath(self.source.parent / python) if "/" in python else python
+
+        for variant in variants:
+            if not any("{python}" in part for part in variant.command):
+                raise self.error(
+                    f"variants.{variant.name}.command",
+                    "no {python} beside [reference]",
+                    "{python} in the command of every variant, since the reference's takes its place: without it both "
+                    "would run the same build, A against A",
+                )
+            if path(table.python) == path(variant.python or sys.executable):
+                raise self.error(
+                    "reference.python",
+                    f"{_toml(table.python)}, which is that of the variant {variant.name} too",
+                    f"{_allowed(_ReferenceTable, 'python')}: else it would be A against A",
+                )
+        env = self.checked_env(("reference",), table.env, _allowed(_ReferenceTable, "env"))
+        return Reference(python=table.python, env=tuple(env.items()))
+
+    def checked_env(self, place: tuple[str, ...], env: dict[str, str], allowed: str) -> dict[str, str]:
         for name, value in env.items():
             if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) or "\x00" in value:
-                raise self.error(
-                    _dotted(("variants", variant, "env", name)), _kind(value), _allowed(_VariantTable, "env")
-                )
+                raise self.error(_dotted((*place, "env", name)), _kind(value), allowed)
         return env
 
     def checked_expected(self, variant: str, table: dict[str, float]) -> tuple[tuple[int, float], ...]:
@@ -651,6 +728,16 @@ class _Resolver:
             allowed = f'a level of this suite ({_list(levels)}), "every level" or "saturation"'
             raise self.error(f"{where}.at", _toml(table.at), allowed)
         return Expectation(variant=table.variant, at_least=table.at_least, of=tuple(table.of), at=table.at)
+
+    def crossover(self, place: int, table: _CrossoverTable, names: tuple[str, ...]) -> Crossover:
+        first, second = table.crossover
+        if first == second or not {first, second} <= set(names):
+            allowed = f"two variants of this file: {_list(names)}"
+            raise self.error(f"expect[{place}].crossover", _toml(table.crossover), allowed)
+        suite = self.file.suite.name
+        return Crossover(
+            id=f"{suite}/expect/crossover-of-{first}-and-{second}", suite=suite, first=first, second=second
+        )
 
     def error(self, key: str, seen: str, allowed: str) -> SuiteError:
         return SuiteError(f"{self.source}: {key}: seen {seen}; allowed: {allowed}")
@@ -679,7 +766,9 @@ def reference() -> tuple[tuple[str, str, str], ...]:
         ("workload", _WorkloadTable),
         ("gate", _GateTable),
         ("variants.NAME", _VariantTable),
+        ("reference", _ReferenceTable),
         ("expect[]", _ExpectTable),
+        ("expect[]", _CrossoverTable),
     ):
         for name, key in table.model_fields.items():
             default = "" if key.default in (None, [], {}) else _toml(key.default)

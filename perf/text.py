@@ -35,6 +35,20 @@ def share(value: float) -> str:
     return f"{100 * value:.3g} %"
 
 
+def rough(value: float) -> float:
+    """A number to two digits, for where no more is known."""
+    return float(f"{value:.2g}")
+
+
+def parse_margin(text: str) -> float:
+    """A relative loss from `3%` or `0.03`. Raises ValueError; a bare `3` is refused, since it could mean either."""
+    number = text.strip()
+    value = float(number.removesuffix("%")) / 100 if number.endswith("%") else float(number)
+    if not 0 < value < 1:
+        raise ValueError(number)
+    return value
+
+
 def milliseconds(seconds: float | None) -> str:
     """`12.4`, or `-` where there is none."""
     if seconds is None:
@@ -53,3 +67,8 @@ def duration(seconds: float) -> str:
         return f"{minutes} min {rest:02d} s"
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes:02d} min"
+
+
+def launches(count: int) -> str:
+    """`1 launch`, `12 launches`."""
+    return "1 launch" if count == 1 else f"{count} launches"

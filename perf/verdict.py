@@ -1,25 +1,46 @@
 """From a suite's record to its verdicts. Pure: pytest and `python -m perf check` both call `judge`, so they agree."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
 
 from perf import relations
-from perf.gate import Judgement, Rule, Word, looks, tail
-from perf.gate import judge as judge_samples
-from perf.metrics import HIGHER_IS_BETTER
-from perf.record import CaseRecord, LaunchRecord, Measurement, RelationRecord, SuiteRecord
-from perf.sample import Build, LaunchSample, StoredCase, geometric_mean, throughputs
-from perf.text import printable
-from perf.validity import Reason, level_never_reached
+from perf.gate import LAUNCHES_OF_FEW, Word
+from perf.interval import Bound, Judgement, Spread, looks, tail
+from perf.measured import SIMULATED_ACCEPTANCE, Taken, build_text, measurements, not_comparable, reasons, sample
+from perf.moved import Explanation, explain
+from perf.record import Arm, CaseRecord, LaunchRecord, RelationRecord, SuiteRecord
+from perf.sample import Build, LaunchSample, StoredCase, differences, geometric_mean, throughputs
+from perf.text import launches as launches_text
+from perf.text import printable, share
+from perf.trial import Trial, Trials, stored_noise
+from perf.validity import Reason
 
-#: Launches before the first look at a case. Two, so that tonight says something of its own noise.
-FIRST_LOOK = 2
+#: A relation that is near its factor is not launched for all night.
+MAX_RELATION_LAUNCHES = 12
 
-#: "What moved with it" is an explanation, not a verdict: each interval is a plain 95 % one.
-EXPLANATION_TAIL = 0.025
+#: Of alpha, what the relations of a suite share; cases spend the rest (`gate.SPENT_ON_A_SIDE`).
+SPENT_ON_RELATIONS = 0.4
 
-#: Pins acceptance on the server: with it on one side only, the two sides are not comparable (sglang#31609).
-SIMULATED_ACCEPTANCE = "SGLANG_SIMULATE_ACC_LEN"
+#: Beyond it a change is infinite, as far as anybody cares; `expm1` ends at 709.
+MAX_LOG = 700.0
+
+#: What a case was held against in the end: fresh launches of the reference build, the store where such launches could
+#: be had, or the store where they could not.
+Route = Literal["reference", "store", "store alone"]
+
+#: Said once of all intervals: below a table.
+INTERVALS = "intervals hold the true change in at least 95 % of campaigns, however often it was looked at"
+
+#: A loss of all of more levels than this is told of as the night's.
+LEAST_ALIKE = 2
+
+#: Which rule ended the launches of what is INCONCLUSIVE.
+End = Literal["budget", "cap", "exhausted", "set aside"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,24 +55,15 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Moved:
-    """Another metric of the case. `unit` is empty for a plain number.
-
-    `moved` is what its interval supports: True for a material change, False where a change of the margin is excluded,
-    None where neither can be said.
-    """
-
-    name: str
-    unit: str
-    judgement: Judgement
-    moved: bool | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CaseVerdict:
     """The verdict of one case. `why` says in words why there is nothing to compare with, or too little.
 
-    `logs` names the launches whose server logs say most; none for a server that already ran.
+    `route` says what it was held against, and `before` holds the launches of that; `after` are tonight's of the
+    candidate. `proved_with` are levels that changed with this one and were held against the reference where this was
+    not. `together` is how many levels were judged as one. A level so noisy that it was judged by itself has
+    `others_noise`, how launches vary at the others. `ended` says which rule ended the launches of what is INCONCLUSIVE.
+    `builds` are tonight's of both arms, where the reference was launched. `logs` names the launches whose server logs
+    say most; none for a server that already ran. `launch_s` is what one more launch (or pair) takes.
     """
 
     id: str
@@ -63,15 +75,29 @@ class CaseVerdict:
     advisory: str | None
     measured: Measured | None
     judgement: Judgement | None
-    moved: tuple[Moved, ...]
+    route: Route | None
+    proved_with: tuple[int, ...]
+    together: int
+    others_noise: float | None
+    before: tuple[LaunchSample, ...]
+    after: tuple[LaunchSample, ...]
+    on_gpus: bool
     reasons: tuple[Reason, ...]
     why: str | None
+    ended: End | None
     notes: tuple[str, ...]
+    builds: tuple[Build | None, Build | None] | None
     stored: StoredCase | None
     launches: int
+    max_launches: int
     logs: tuple[str, ...]
     launch_s: float | None
     stopped: str | None
+
+    @property
+    def moved(self) -> Explanation | None:
+        """Why throughput is another; None where nothing is compared."""
+        return explain(self.before, self.after, margin=self.margin) if self.before and self.after else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +116,7 @@ class RelationVerdict:
     advisory: str | None
     judgement: Judgement | None
     reasons: tuple[Reason, ...]
+    max_launches: int
     logs: tuple[str, ...]
     launch_s: float | None
     stopped: str | None
@@ -97,34 +124,85 @@ class RelationVerdict:
 
 Verdict = CaseVerdict | RelationVerdict
 
+_ARMS: tuple[Arm, Arm] = ("candidate", "reference")
 
-def rule(suite: SuiteRecord) -> Rule:
-    """How sure a verdict of the suite must be."""
-    schedule = looks(FIRST_LOOK, suite.max_launches)
-    return Rule(margin=suite.margin, tail=tail(suite.alpha, suite.family, len(schedule)), power=suite.power)
+
+def bound(suite: SuiteRecord) -> Bound:
+    """How sure a verdict on a relation of the suite must be: at every look, and at the last launch wherever it ends."""
+    times = len(relation_looks(suite)) + 1
+    relations_share = tail(SPENT_ON_RELATIONS * suite.alpha, max(len(suite.relations), 1), times)
+    return Bound(margin=suite.margin, tail=relations_share, power=suite.power)
+
+
+def relation_looks(suite: SuiteRecord) -> tuple[int, ...]:
+    """Numbers of launches of each variant at which a relation is judged. One says something where noise is stored."""
+    return looks(1, min(suite.max_launches, MAX_RELATION_LAUNCHES))
+
+
+def known_spreads(suite: SuiteRecord, level: int, variants: Iterable[str]) -> dict[str, Spread]:
+    """What the store knows of how launches of these variants vary at a level; nothing of a variant it does not know."""
+    found: dict[str, Spread] = {}
+    for variant in variants:
+        cases = tuple(case for case in suite.cases if case.variant == variant and not_comparable(suite, case) is None)
+        levels = [case.level for case in cases]
+        noise = stored_noise(cases) if level in levels else None
+        place = levels.index(level) if noise is not None else 0
+        if noise is not None and noise.freedom[place] > 0:
+            found[variant] = Spread(spread=float(noise.spread[place]), freedom=float(noise.freedom[place]))
+    return found
+
+
+def against(route: Route, launches: int, nights: int) -> str:
+    """What a verdict was held against, in words: so many launches of so many nights."""
+    if route == "reference":
+        return f"{launches_text(launches)} of the reference build tonight"
+    of = f"the stored baseline ({launches_text(launches)} of {nights} night{'s' if nights > 1 else ''})"
+    return of if route == "store" else f"{of}; no reference build: the night itself is in the interval"
 
 
 def judge(suite: SuiteRecord) -> tuple[Verdict, ...]:
     """The verdict of every selected case and relation, in the order of the suite."""
-    cases = tuple(judge_case(suite, case) for case in suite.cases if case.selected)
+    trials = {variant: _trials(suite, variant) for variant in dict.fromkeys(each.variant for each in suite.cases)}
+    cases = tuple(judge_case(suite, case, trials[case.variant]) for case in suite.cases if case.selected)
     return (*cases, *(judge_relation(suite, each) for each in suite.relations if each.selected))
 
 
-def judge_case(suite: SuiteRecord, case: CaseRecord) -> CaseVerdict:
-    """The verdict of one case from the launches that measured it."""
-    taken = measurements(suite, case.variant, case.level)
-    reasons = _reasons(suite, case, taken)
-    samples = () if reasons else tuple(sample(launch, measurement) for launch, measurement in taken)
-    launches = [launch for launch, _ in taken]
-    why = _not_comparable(suite, case, launches)
+def _trials(suite: SuiteRecord, variant: str) -> tuple[Trial, ...]:
+    """What is advisory is held against the store like everything else, to be shown."""
+    return Trials(variant).keep_up(replace(suite, advisory=None))
+
+
+def judge_case(suite: SuiteRecord, case: CaseRecord, trials: tuple[Trial, ...] | None = None) -> CaseVerdict:
+    """The verdict of one case from the launches of its variant; `trials` are that variant's where they are at hand."""
+    if trials is None:
+        trials = _trials(suite, case.variant)
+    taken, taken_of_reference = (measurements(suite, case.variant, case.level, arm) for arm in _ARMS)
+    launches, others = ([launch for launch, _ in each] for each in (taken, taken_of_reference))
+    found = reasons(suite, case)
+    samples = () if found else _samples(taken)
+    why = not_comparable(suite, case)
+    trial = next((each for each in trials if case.level in each.levels), None)
     judgement: Judgement | None = None
-    if reasons:
+    route: Route | None = None
+    before: tuple[LaunchSample, ...] = ()
+    ended: End | None = None
+    if found:
         word = Word.INVALID
     elif why is not None or case.stored is None:
         word = Word.NO_BASELINE
+    elif trial is None:
+        word, why = Word.INCONCLUSIVE, "one stored launch says nothing of how launches vary: promote more"
     else:
-        judgement = judge_samples(throughputs(case.stored.launches), throughputs(samples), rule(suite))
+        fresh = trial.gate.change(trial.levels.index(case.level)).fresh
+        before = _samples(taken_of_reference) if fresh else case.stored.launches
+        route = "reference" if fresh else "store" if suite.reference else "store alone"
+        judgement = _judgement(trial, case, before, samples)
         word = judgement.word
+        if word is Word.INCONCLUSIVE:
+            why = _why_open(trial, case.level, judgement)
+            ended = _ended(suite, case.variant, trial)
+    times_s = [launch.duration_s for launch in launches], [launch.duration_s for launch in others]
+    launch_s, reference_s = map(_mean, times_s)
     return CaseVerdict(
         id=case.id,
         rig_id=suite.rig_id,
@@ -135,23 +213,130 @@ def judge_case(suite: SuiteRecord, case: CaseRecord) -> CaseVerdict:
         advisory=suite.advisory,
         measured=_measured(samples) if samples else None,
         judgement=judgement,
-        moved=() if judgement is None or case.stored is None else tuple(_moved(case.stored.launches, samples, suite)),
-        reasons=reasons,
+        route=route,
+        proved_with=() if trial is None or route != "store" else _proved_with(trial, word),
+        together=0 if trial is None else len(trial.levels),
+        others_noise=None if trial is None or not trial.alone else _noise_of_others(trials, trial),
+        before=before,
+        after=() if judgement is None else samples,
+        on_gpus=bool(suite.power_limits_w),
+        reasons=found,
         why=why,
-        notes=() if judgement is None or case.stored is None else tuple(_notes(case.stored, launches)),
+        ended=ended,
+        notes=() if judgement is None or case.stored is None else tuple(_notes(suite, case.stored, launches)),
+        builds=_builds(launches, others),
         stored=case.stored,
         launches=len(launches),
+        max_launches=suite.max_launches,
         logs=_last_log(launches),
-        launch_s=_mean([launch.duration_s for launch in launches]),
+        launch_s=None if launch_s is None else launch_s + (reference_s or 0.0) * (route == "reference"),
         stopped=suite.stopped,
     )
+
+
+def _samples(taken: Taken) -> tuple[LaunchSample, ...]:
+    return tuple(sample(launch, measurement) for launch, measurement in taken)
+
+
+def _judgement(
+    trial: Trial, case: CaseRecord, before: tuple[LaunchSample, ...], samples: tuple[LaunchSample, ...]
+) -> Judgement:
+    """What the gate says of a level."""
+    level = trial.levels.index(case.level)
+    change, word = trial.gate.change(level), trial.gate.word(level)
+    after = throughputs(samples)
+    seen = trial.gate.could_see(level)
+    # What decides a loss of several levels together is not how often this one is launched.
+    alone = word is Word.INCONCLUSIVE and len(_open_pattern(trial, level)) == 1
+    return Judgement(
+        word=word,
+        change=_expm1(change.estimate),
+        lo=_expm1(change.lo),
+        hi=_expm1(change.hi),
+        before=geometric_mean(throughputs(before)),
+        after=geometric_mean(after),
+        launches_before=len(before),
+        launches_after=len(after),
+        noise_before=float(trial.gate.noise.spread[level]),
+        noise_after=float(np.std(np.log(after), ddof=1)) if len(after) > 1 else None,
+        could_see=None if seen is None else -math.expm1(-seen),
+        launches_needed=trial.gate.launches_needed(level) if alone else None,
+    )
+
+
+def _why_open(trial: Trial, level: int, judgement: Judgement) -> str:
+    """What is to blame that a loss is still possible: too few launches, or whose noise."""
+    index, gate = trial.levels.index(level), trial.gate
+    noise = gate.noise
+
+    def varies(place: int) -> str:
+        return share(round(float(noise.spread[place]), 3))
+
+    here = f"launches vary by {varies(index)} at this level"
+    if judgement.noise_after is not None:
+        here += f" (tonight by {share(round(judgement.noise_after, 3))})"
+    arms = (True, False) if gate.rule.reference else (True,)
+    if judgement.hi < 0 and any(gate.launches[arm][index] < LAUNCHES_OF_FEW for arm in arms):
+        return f"{here}; a loss is called after {LAUNCHES_OF_FEW} launches" + " of each build" * gate.rule.reference
+    lost = _open_pattern(trial, index)
+    if len(lost) == 1:
+        return here
+    if len(lost) > LEAST_ALIKE and len(lost) == (~gate.decided).sum():
+        night = share(round(math.sqrt(noise.night), 3))
+        return f"{here}; a loss of all levels alike is hard to tell from the night, and nights differ by {night}"
+    others = [place for place in lost if place != index]
+    worst = max(others, key=lambda place: float(noise.spread[place]))
+    more = f" and {len(others) - 1} more" if len(others) > 1 else ""
+    there = f", where they vary by {varies(worst)}" if noise.spread[worst] > noise.spread[index] else ""
+    return f"{here}; a loss together with level {trial.levels[worst]}{more} is possible{there}"
+
+
+def _open_pattern(trial: Trial, index: int) -> tuple[int, ...]:
+    """Of the losses that are still possible and have this level: it alone, what fits best, or the smallest."""
+    side = trial.gate.losses
+    if side.alone[index]:
+        return (index,)
+    named = side.named
+    if named is None or not named[index]:
+        named = side.patterns[side.open & ~side.excluded & (side.patterns[:, index] > 0)][0] > 0
+    return tuple(map(int, np.flatnonzero(named)))
+
+
+def _ended(suite: SuiteRecord, variant: str, trial: Trial) -> End | None:
+    """Which rule ended the launches of an open case; None where fewer ran than it asks for, as in a comparison."""
+    if suite.stopped is not None:
+        return "budget"
+    ran = Counter(each.arm for each in suite.launches if each.variant == variant)
+    if max(ran.values()) >= suite.max_launches:
+        return "cap"
+    if trial.gate.exhausted:
+        return "exhausted"
+    return "set aside" if trial.alone else None
+
+
+def _proved_with(trial: Trial, word: Word) -> tuple[int, ...]:
+    """The levels with fresh launches of both arms that share a verdict of change: the store convicts none."""
+    changed = {Word.REGRESSED: trial.gate.losses.convicted, Word.IMPROVED: trial.gate.gains.convicted}
+    if word not in changed:
+        return ()
+    fresh = changed[word] & (trial.gate.launches[False] > 0)
+    return tuple(level for level, proved in zip(trial.levels, fresh, strict=True) if proved)
+
+
+def _noise_of_others(trials: tuple[Trial, ...], trial: Trial) -> float | None:
+    spreads = [float(each) for other in trials if other is not trial for each in other.gate.noise.spread]
+    return float(np.median(spreads)) if spreads else None
+
+
+def _expm1(value: float) -> float:
+    return math.expm1(value) if value < MAX_LOG else math.inf
 
 
 def judge_relation(suite: SuiteRecord, record: RelationRecord) -> RelationVerdict:
     """The verdict of one relation, from launches of this campaign alone."""
     relation = record.relation
     level = relations.level_of(relation, tuple(case.level for case in suite.cases))
-    reasons: list[Reason] = []
+    problems: list[Reason] = []
     samples: dict[str, tuple[float, ...]] = {}
     launches: list[LaunchRecord] = []
     logs: dict[str, tuple[str, ...]] = {}
@@ -160,15 +345,20 @@ def judge_relation(suite: SuiteRecord, record: RelationRecord) -> RelationVerdic
         taken = measurements(suite, variant, level)
         launches += [launch for launch, _ in taken]
         logs[variant] = _last_log([launch for launch, _ in taken])
-        found = _reasons(suite, case, taken)
+        found = reasons(suite, case)
         if found:
-            reasons.append(
+            problems.append(
                 Reason(name=f"{case.id} is INVALID", seen=f"{found[0].name}: {found[0].seen}", advice=found[0].advice)
             )
         else:
-            samples[variant] = throughputs(sample(launch, measurement) for launch, measurement in taken)
+            samples[variant] = throughputs(_samples(taken))
     to_read = [variant for variant in logs if variant not in samples] or logs
-    result = None if reasons else relations.judge(relation, samples, rule(suite))
+    if not problems and (unlike := _simulated_unlike(suite, [(each, level) for each in samples])):
+        problems.append(unlike)
+    result = None
+    if not problems:
+        spreads = known_spreads(suite, level, samples)
+        result = relations.judge(relation, samples, bound(suite), spreads=spreads)
     return RelationVerdict(
         id=relation.id,
         variant=relation.variant,
@@ -181,151 +371,51 @@ def judge_relation(suite: SuiteRecord, record: RelationRecord) -> RelationVerdic
         margin=suite.margin,
         advisory=suite.advisory,
         judgement=None if result is None else result.judgement,
-        reasons=tuple(reasons),
+        reasons=tuple(problems),
+        max_launches=suite.max_launches,
         logs=tuple(launch for variant in to_read for launch in logs[variant]),
         launch_s=_mean([launch.duration_s for launch in launches]),
         stopped=suite.stopped,
     )
 
 
-def measurements(suite: SuiteRecord, variant: str, level: int) -> tuple[tuple[LaunchRecord, Measurement], ...]:
-    """Every launch that measured a case, with what it measured."""
-    return tuple(
-        (launch, measurement)
-        for launch in suite.launches
-        if launch.variant == variant
-        for measurement in launch.measurements
-        if measurement.level == level
+def _simulated_unlike(suite: SuiteRecord, places: Iterable[tuple[str, int]]) -> Reason | None:
+    """Why variants cannot be compared: what is drawn from a table on one side only is no measurement beside one."""
+    seen: dict[str, list[str]] = {}
+    for variant, level in places:
+        for launch, _ in measurements(suite, variant, level):
+            value = dict(launch.variant_env).get(SIMULATED_ACCEPTANCE)
+            names = seen.setdefault("not set" if value is None else printable(value, 32), [])
+            names += [variant] if variant not in names else []
+    if len(seen) < 2:
+        return None
+    return Reason(
+        name="acceptance is not simulated alike",
+        seen=f"{SIMULATED_ACCEPTANCE} is "
+        + "; ".join(f"{value} in {', '.join(names)}" for value, names in seen.items()),
+        advice="set it for every variant that is compared, or for none",
     )
-
-
-def sample(launch: LaunchRecord, measurement: Measurement, *, campaign: str = "") -> LaunchSample:
-    """One launch's sample of a case whose rounds all may be believed; `campaign` where it is to be stored."""
-    summaries = [each.summary for each in measurement.rounds if each.summary is not None]
-    return LaunchSample(
-        campaign=campaign,
-        launch=launch.name,
-        start_s=launch.start_s,
-        output_throughput=tuple(each.output_throughput for each in summaries),
-        acceptance_length=tuple(each.acceptance_length for each in summaries),
-        ttft_s=tuple(each.ttft_s.p50 for each in summaries),
-        tpot_s=tuple(None if each.tpot_s is None else each.tpot_s.p50 for each in summaries),
-    )
-
-
-def _reasons(
-    suite: SuiteRecord, case: CaseRecord, taken: tuple[tuple[LaunchRecord, Measurement], ...]
-) -> tuple[Reason, ...]:
-    if suite.problem is not None:
-        return (Reason(name="not measured", seen=suite.problem, advice="put that right, and measure again"),)
-    found = tuple(reason for _, measurement in taken for reason in measurement.all_reasons)
-    if found:
-        return found
-    builds = dict.fromkeys(launch.build for launch, _ in taken if launch.build is not None)
-    if len(builds) > 1:
-        return (
-            Reason(
-                name="build changed",
-                seen="launches of this case ran " + ", then ".join(_build(build) for build in builds),
-                advice="leave checkout and environment alone while a campaign runs, and measure again",
-            ),
-        )
-    requests = dict(suite.requests)[case.level]
-    if suite.level_must_be_reached and (reason := level_never_reached(case.level, requests)):
-        return (reason,)
-    if not taken or not all(measurement.rounds and _whole(measurement) for _, measurement in taken):
-        return (
-            Reason(
-                name="not measured",
-                seen=suite.stopped or "no round of this case was finished",
-                advice="give the campaign more minutes with --perf-budget-minutes, or read the server log",
-            ),
-        )
-    return ()
-
-
-def _whole(measurement: Measurement) -> bool:
-    return all(each.summary is not None for each in measurement.rounds)
-
-
-def _not_comparable(suite: SuiteRecord, case: CaseRecord, launches: list[LaunchRecord]) -> str | None:
-    stored = case.stored
-    if stored is None:
-        return "no baseline is stored for this case on this rig"
-    if stored.workload_digest != case.workload_digest:
-        return (
-            f"the stored baseline was asked another workload (digest {printable(stored.workload_digest, 32)}, "
-            f"now {case.workload_digest})"
-        )
-    if stored.power_limits_w != suite.power_limits_w:
-        return (
-            f"the stored baseline ran under other power limits ({_watts(stored.power_limits_w)}, "
-            f"now {_watts(suite.power_limits_w)})"
-        )
-    for launch in launches:
-        now = dict(launch.variant_env).get(SIMULATED_ACCEPTANCE)
-        if now != stored.simulated_acceptance:
-            was, now = (printable(value or "not set", 32) for value in (stored.simulated_acceptance, now))
-            return f"acceptance is not simulated alike on both sides ({SIMULATED_ACCEPTANCE} was {was}, now {now})"
-    return None
-
-
-def _moved(before: tuple[LaunchSample, ...], after: tuple[LaunchSample, ...], suite: SuiteRecord) -> Iterator[Moved]:
-    explanation = Rule(margin=suite.margin, tail=EXPLANATION_TAIL, power=suite.power)
-    for name, unit, metric in (
-        ("acceptance length", "", "acceptance_length"),
-        ("steps/s", "", "output_throughput"),  # a rate of the same direction
-        ("TTFT", "ms", "ttft_s"),
-        ("TPOT", "ms", "tpot_s"),
-    ):
-        first, second = _per_launch(name, before), _per_launch(name, after)
-        if first is not None and second is not None:
-            found = judge_samples(first, second, explanation, higher_is_better=HIGHER_IS_BETTER[metric])
-            moved: bool | None = None
-            if not found.lo <= 0 <= found.hi and abs(found.change) >= suite.margin / 3:
-                moved = True
-            elif -suite.margin < found.lo and found.hi < suite.margin:
-                moved = False
-            yield Moved(name=name, unit=unit, judgement=found, moved=moved)
-
-
-def _per_launch(name: str, launches: tuple[LaunchSample, ...]) -> tuple[float, ...] | None:
-    """One positive number per launch of an explaining metric; None where a launch lacks it."""
-    values: list[float] = []
-    for launch in launches:
-        steps = [
-            rate / length if length else None
-            for rate, length in zip(launch.output_throughput, launch.acceptance_length, strict=True)
-        ]
-        metrics: dict[str, list[float | None]] = {
-            "acceptance length": list(launch.acceptance_length),
-            "steps/s": steps,
-            "TTFT": list(launch.ttft_s),
-            "TPOT": list(launch.tpot_s),
-        }
-        rounds = metrics[name]
-        known = [value for value in rounds if value is not None and value > 0]
-        if not known or len(known) != len(rounds):
-            return None
-        values.append(geometric_mean(known))
-    return tuple(values)
 
 
 def _measured(samples: tuple[LaunchSample, ...]) -> Measured:
-    def mean_of(name: str) -> float | None:
-        values = _per_launch(name, samples)
-        return None if values is None else geometric_mean(values)
+    def mean_of(values: Callable[[LaunchSample], tuple[float | None, ...]]) -> float | None:
+        """Over launches and their rounds; None where one lacks it: a time of zero is absent, too."""
+        rounds = [values(each) for each in samples]
+        known = [[value for value in each if value is not None and value > 0] for each in rounds]
+        if any(not some or len(some) != len(each) for some, each in zip(known, rounds, strict=True)):
+            return None
+        return geometric_mean(map(geometric_mean, known))
 
     return Measured(
         launches=len(samples),
         output_throughput=geometric_mean(throughputs(samples)),
-        ttft_s=mean_of("TTFT"),
-        tpot_s=mean_of("TPOT"),
-        acceptance_length=mean_of("acceptance length"),
+        ttft_s=mean_of(lambda each: each.ttft_s),
+        tpot_s=mean_of(lambda each: each.tpot_s),
+        acceptance_length=mean_of(lambda each: each.acceptance_length),
     )
 
 
-def _notes(stored: StoredCase, launches: list[LaunchRecord]) -> Iterator[str]:
+def _notes(suite: SuiteRecord, stored: StoredCase, launches: list[LaunchRecord]) -> Iterator[str]:
     """Soft differences: shown beside the verdict, since they are what is being tested."""
     latest = launches[-1]
     for name, now, was in (
@@ -335,7 +425,8 @@ def _notes(stored: StoredCase, launches: list[LaunchRecord]) -> Iterator[str]:
         if now != was:
             yield f"{name} {printable(now or '-', 80)}, was {printable(was or '-', 80)}"
     if latest.build is not None and stored.build is not None and latest.build != stored.build:
-        yield f"build {_build(latest.build)}, was {_build(stored.build)}"
+        yield f"build {build_text(latest.build)}, was {build_text(stored.build)}"
+    yield from differences(stored, suite.fingerprint, latest.build)
     if latest.command != stored.command:
         new = [part for part in latest.command if part not in stored.command]
         old = [part for part in stored.command if part not in latest.command]
@@ -345,16 +436,14 @@ def _notes(stored: StoredCase, launches: list[LaunchRecord]) -> Iterator[str]:
         yield f"environment differs in {printable(', '.join(changed), 200)}"
 
 
-def _build(build: Build | None) -> str:
-    return "an unknown build" if build is None else printable(f"{build}, packages {build.packages[:8]}", 120)
-
-
 def _words(parts: list[str]) -> str:
     return printable(" ".join(parts), 160) or "nothing more"
 
 
-def _watts(limits: tuple[float | None, ...]) -> str:
-    return ", ".join("unknown" if limit is None else f"{limit:.0f} W" for limit in limits) or "none"
+def _builds(launches: list[LaunchRecord], references: list[LaunchRecord]) -> tuple[Build | None, Build | None] | None:
+    if not launches or not references or launches[-1].build is references[-1].build is None:
+        return None
+    return launches[-1].build, references[-1].build
 
 
 def _last_log(launches: list[LaunchRecord]) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ import os
 import statistics
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import pytest
@@ -144,7 +144,7 @@ def test_the_machine_of_a_file_is_the_rig_and_its_commit_is_that_of_the_server(n
             "node": rig.id,
             "cpu": {"brand_raw": rig.cpu},
             "release": rig.kernel,
-            "gpus": [{"name": gpu.name, "uuid": gpu.uuid, "power_limit_w": gpu.power_limit_w} for gpu in rig.gpus],
+            "gpus": json.loads(json.dumps([asdict(gpu) for gpu in rig.gpus])),
             "driver": rig.driver,
         }
     for path in (nights.baseline("plain"), *nights.saved):
@@ -159,13 +159,23 @@ def test_the_machine_of_a_file_is_the_rig_and_its_commit_is_that_of_the_server(n
     ("build", "version", "id", "dirty"),
     [
         (
-            Build(sglang="0.5.3", torch=None, commit="9f3e1d0c", dirty="5d41", packages=""),
+            Build(sglang="0.5.3", torch=None, cuda=None, commit="9f3e1d0c", dirty="5d41", kernels=(), packages=""),
             "0.5.3.dev1",
             "9f3e1d0c",
             True,
         ),
-        (Build(sglang="0.5.3", torch=None, commit=None, dirty=None, packages=""), "0.5.3.post1", "0.5.3.post1", None),
-        (Build(sglang="0.5.3", torch=None, commit=None, dirty=None, packages=""), None, "0.5.3", None),
+        (
+            Build(sglang="0.5.3", torch=None, cuda=None, commit=None, dirty=None, kernels=(), packages=""),
+            "0.5.3.post1",
+            "0.5.3.post1",
+            None,
+        ),
+        (
+            Build(sglang="0.5.3", torch=None, cuda=None, commit=None, dirty=None, kernels=(), packages=""),
+            None,
+            "0.5.3",
+            None,
+        ),
         (None, None, "unknown", None),
     ],
 )

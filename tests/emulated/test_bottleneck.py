@@ -19,6 +19,7 @@ from perf.capacity import Capacity, Proof
 from perf.load import Client, Limits, Progress, Target
 from perf.metrics import summarize
 from perf.null_server import read_truth
+from perf.record import LaunchRecord, Order
 from perf.rig import GpuProcess, GpuState
 from perf.trace import Round
 from perf.validity import Observation, check
@@ -215,9 +216,12 @@ def test_a_server_is_not_started_on_gpus_that_others_have(tmp_path: Path, monkey
         capacity=Capacity(RIG, lambda _: None),
         gpus=lambda: next(looks),
     )
-    waited = bench.measure("plain", 1, (2,))
-    assert waited.measurements[0].all_reasons == ()
-    (taken,) = bench.measure("plain", 2, (2,)).measurements
+
+    def launched(ordinal: int) -> LaunchRecord:
+        return bench.measure(Order(variant="plain", arm="candidate", ordinal=ordinal, block=ordinal, levels=(2,)))
+
+    assert launched(1).measurements[0].all_reasons == ()
+    (taken,) = launched(2).measurements
     assert [reason.name for reason in taken.reasons] == ["GPU not ours"]
     assert (tmp_path / "plain-1" / "server.log").exists()
     assert not (tmp_path / "plain-2" / "server.log").exists()

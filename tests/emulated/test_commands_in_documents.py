@@ -55,6 +55,11 @@ NOT_RUN_HERE = {
         file="tox.ini",
         line="    python tests/sglang_cpu/make_environment.py {tox_root}/.perf/sglang-cpu",
     ),
+    'python -m perf promote --reason "one night more" --reference': Elsewhere(
+        why="no suite of the clone has a reference build",
+        file="tests/unit/test_cli.py",
+        line='    assert run("promote", "20260202-020000", "--reason", "one night more", "--reference") == 0',
+    ),
 }
 
 
@@ -139,7 +144,7 @@ def test_a_command_that_a_sentence_names_exists_with_its_options_and_markers(pag
         options = {word.partition("=")[0] for word in words if word.startswith("--")}
         if words[0] == "pytest":
             markers = {each for before, word in pairwise(words) if before == "-m" for each in re.findall(r"\w+", word)}
-            assert markers <= {*plugin.MARKERS, "needs_sglang"}, text
+            assert markers <= {*plugin.MARKERS, "needs_sglang", "calibration"}, text
             assert {each for each in options if each.startswith("--perf-")} <= PERF_OPTIONS, text
         else:
             verb = VERBS.get(words[3])

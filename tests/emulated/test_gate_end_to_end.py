@@ -66,7 +66,7 @@ def test_a_strangers_server_has_no_baseline_then_is_promoted_as_printed_then_pas
     second = desk.measure(suite)
     assert second.code == 0, second.screen
     assert second.words() == {"stranger/served/c002": "PASS"}
-    assert re.search(r"stranger: about \d+ s for 2 launches of every variant, .*; no budget is set", second.out)
+    assert re.search(r"stranger: about \d+ s for 1 launch of every variant, .*; no budget is set", second.out)
 
 
 # An emulated server that is as it was, slower, and faster

@@ -20,7 +20,7 @@ SHORT = "output_tokens = 4\nmin_requests = 1\nrequests_per_stream = 1\nwarmup_re
 HOSTILE = "boom ]]> </details> ``` <script>x</script> @everyone | &amp; \\x00\\x0b\\x1b[31m \\ud800 \\uffff"
 
 #: Of JUnit properties, those that are words.
-WORDS = {"verdict", "campaign"}
+WORDS = {"verdict", "campaign", "route"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

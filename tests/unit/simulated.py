@@ -11,13 +11,17 @@ from pathlib import Path
 
 from perf import campaign as campaigns
 from perf import record
-from perf.gate import Rule, tail
+from perf.crossover import StoredCrossover
+from perf.interval import Bound, tail
 from perf.metrics import Distribution, RoundSummary
 from perf.record import (
+    Arm,
     Campaign,
     CaseRecord,
+    CrossoverRecord,
     LaunchRecord,
     Measurement,
+    Order,
     RelationRecord,
     RoundRecord,
     SuiteRecord,
@@ -25,13 +29,21 @@ from perf.record import (
 )
 from perf.rig import Rig
 from perf.sample import SCHEMA, Build, LaunchSample, Promotion, StoredCase, geometric_mean
-from perf.suite import Relation
+from perf.suite import Crossover, Relation
 from perf.validity import Reason
 
 #: The rule of one case alone at one look: 1 % for each end.
-ONE_CASE = Rule(margin=0.03, tail=tail(0.01, 1, 1), power=0.95)
+ONE_CASE = Bound(margin=0.03, tail=tail(0.01, 1, 1), power=0.95)
 
-RIG = Rig(gpus=(), driver=None, cpu="Simulated CPU @ 2.00GHz", machine="0123456789abcdef", kernel="6.1.0")
+RIG = Rig(
+    gpus=(),
+    driver=None,
+    cuda=None,
+    cpu="Simulated CPU @ 2.00GHz",
+    governor=None,
+    machine="0123456789abcdef",
+    kernel="6.1.0",
+)
 
 FAILED = Reason(
     name="requests failed",
@@ -61,6 +73,13 @@ def stored(
             acceptance_length=(acceptance,),
             ttft_s=(ttft_s,),
             tpot_s=(level / value,),
+            ttft_mean_s=(ttft_s,),
+            e2e_mean_s=(512 * level / value,),
+            achieved_concurrency=(float(level),),
+            itl_p99_s=(None,),
+            turnaround_share=(None,),
+            away_share=(None,),
+            cpu_share=(None,),
         )
         for number, value in enumerate(throughputs, start=1)
     )
@@ -76,7 +95,9 @@ def stored(
         model="model",
         server_version="0.5.2",
         build=None,
+        fingerprint=(),
         launches=launches,
+        others=(),
         promotions=(
             Promotion(
                 promoted_at="2026-01-01T00:00:00+00:00",
@@ -84,6 +105,7 @@ def stored(
                 campaign="20260101-000000",
                 throughput=geometric_mean(throughputs),
                 launches=len(throughputs),
+                comparable=None,
             ),
         ),
     )
@@ -149,12 +171,17 @@ def launch(
     model: str = "model",
     version: str = "0.5.2",
     build: Build | None = None,
+    arm: Arm = "candidate",
+    block: int | None = None,
 ) -> LaunchRecord:
-    """One server process life."""
+    """One server process life; in a block of its own where none is given."""
+    order = Order(variant=variant, arm=arm, ordinal=ordinal, block=block or ordinal, levels=())
     return LaunchRecord(
-        name=f"{variant}-{ordinal}",
+        name=order.name,
         variant=variant,
+        arm=arm,
         ordinal=ordinal,
+        block=order.block,
         started_at="2026-02-01T02:00:00+00:00",
         start_s=10.0,
         duration_s=duration_s,
@@ -179,8 +206,10 @@ def suite(
     variants: tuple[str, ...] = ("baseline",),
     store: tuple[StoredCase, ...] = (),
     relations: tuple[Relation, ...] = (),
+    crossovers: tuple[CrossoverRecord, ...] = (),
     launches: tuple[LaunchRecord, ...] = (),
     max_launches: int = 8,
+    reference: bool = False,
 ) -> SuiteRecord:
     """A suite whose every case and relation is selected; `store` is what its cases are judged against."""
     by_case = {each.case: each for each in store}
@@ -201,11 +230,14 @@ def suite(
         source="sim.toml",
         rig_id=RIG.id,
         power_limits_w=(),
+        fingerprint=(),
         margin=0.03,
         alpha=0.01,
         power=0.95,
-        family=len(cases) + len(relations),
+        family=len(cases) + len(relations) + len(crossovers),
         max_launches=max_launches,
+        reference=reference,
+        order_seed=20,
         workload=WorkloadRecord(
             prompt_set="simulated",
             endpoint="chat",
@@ -220,6 +252,7 @@ def suite(
         rerun=False,
         cases=cases,
         relations=tuple(RelationRecord(relation=each, selected=True) for each in relations),
+        crossovers=crossovers,
         launches=launches,
         stopped=None,
         problem=None,
@@ -237,6 +270,12 @@ def relation(variant: str, *of: str, at_least: float = 1.0, level: int | None = 
         of=of,
         level=level,
     )
+
+
+def crossing(first: str, second: str, stored: StoredCrossover | None = None) -> CrossoverRecord:
+    """The crossover of two variants, selected; `stored` is what it is judged against."""
+    crossover = Crossover(id=f"sim/expect/crossover-of-{first}-and-{second}", suite="sim", first=first, second=second)
+    return CrossoverRecord(crossover=crossover, selected=True, stored=stored)
 
 
 def campaign(*suites: SuiteRecord, id: str = "20260201-020000", complete: bool = True) -> Campaign:
@@ -263,11 +302,12 @@ def written(folder: Path, written_campaign: Campaign) -> Path:
 
 
 def select(state: SuiteRecord, *ids: str) -> SuiteRecord:
-    """The suite with only these cases and relations selected."""
+    """The suite with only these cases, relations and crossovers selected."""
     return replace(
         state,
         cases=tuple(replace(each, selected=each.id in ids) for each in state.cases),
         relations=tuple(replace(each, selected=each.relation.id in ids) for each in state.relations),
+        crossovers=tuple(replace(each, selected=each.crossover.id in ids) for each in state.crossovers),
     )
 
 
@@ -299,15 +339,23 @@ class SimulatedRig:
         """The throughput of a fresh launch: log-normal around the truth."""
         return self.truth(variant, level) * math.exp(self.luck.gauss(0.0, self.cv))
 
-    def measure(self, variant: str, ordinal: int, levels: tuple[int, ...]) -> LaunchRecord:
+    def measure(self, order: Order) -> LaunchRecord:
         """Run one launch."""
-        self.launched.append((variant, levels))
+        self.launched.append((order.variant, order.levels))
         self.now_s += self.launch_s
         taken = tuple(
-            self.replaced(variant, ordinal, level) or measured(self.throughput(variant, level), level=level)
-            for level in levels
+            self.replaced(order.variant, order.ordinal, level)
+            or measured(self.throughput(order.variant, level), level=level)
+            for level in order.levels
         )
-        return launch(*taken, variant=variant, ordinal=ordinal, duration_s=self.launch_s)
+        return launch(
+            *taken,
+            variant=order.variant,
+            arm=order.arm,
+            ordinal=order.ordinal,
+            block=order.block,
+            duration_s=self.launch_s,
+        )
 
     def store(self, count: int, *, levels: tuple[int, ...], variants: tuple[str, ...]) -> tuple[StoredCase, ...]:
         """Baselines of `count` launches of each case, from this rig's own luck."""

@@ -4,6 +4,7 @@ import json
 import multiprocessing
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,7 +21,17 @@ from hypothesis import strategies as st
 
 from perf.baseline import Store
 from perf.files import MAX_JSON_BYTES, MAX_NUMBER, MIN_NUMBER, FileError
-from perf.sample import LaunchSample, Promotion, StoredCase, geometric_mean, throughputs
+from perf.sample import (
+    MAX_OTHERS,
+    Build,
+    LaunchSample,
+    Promotion,
+    StoredCase,
+    by_campaign,
+    geometric_mean,
+    is_sound,
+    throughputs,
+)
 from tests.unit.simulated import RIG, stored
 
 RIG_ID = RIG.id
@@ -124,9 +135,104 @@ def test_adding_a_campaign_twice_counts_its_launches_once(store: Store) -> None:
     "foreign", [{"workload_digest": "other"}, {"power_limits_w": (300.0,)}, {"simulated_acceptance": "2.5"}]
 )
 def test_launches_that_cannot_be_compared_are_never_joined(store: Store, foreign: dict[str, object]) -> None:
-    promote(store, stored(100.0, 100.0))
-    promote(store, replace(later(stored(50.0)), **foreign), add=True)  # type: ignore[arg-type]
-    assert throughputs(read(store)[0].launches) == pytest.approx((50.0,))
+    """As after a promotion by somebody else, a moment ago."""
+    before = promote(store, stored(100.0, 100.0), stored(700.0, level=8)).read_bytes()
+    other = replace(later(stored(50.0)), **foreign)  # type: ignore[arg-type]
+    with pytest.raises(FileError, match=r"level 1: .* these launches cannot join; nothing was changed"):
+        promote(store, later(stored(701.0, level=8)), other, add=True)
+    assert store.path(RIG_ID, "sim", "baseline").read_bytes() == before
+
+
+# What tells of noise alone
+
+
+def night(campaign: str, *throughputs: float) -> StoredCase:
+    found = stored(*throughputs)
+    launches = tuple(replace(each, campaign=campaign) for each in found.launches)
+    return replace(found, launches=launches, promotions=(replace(found.promotion, campaign=campaign),))
+
+
+def kept(case: StoredCase) -> list[tuple[str, int]]:
+    """The nights that are kept for their noise, and of how many launches."""
+    return [(name, len(launches)) for name, launches in by_campaign(case.others).items()]
+
+
+def test_what_is_replaced_is_kept_to_tell_of_noise_and_says_nothing_of_the_level(store: Store) -> None:
+    promote(store, night("20260101-000000", 100.0, 101.0))
+    promote(store, night("20260102-000000", 150.0, 151.0))
+    promote(store, night("20260103-000000", 200.0, 201.0))
+    (case,) = read(store)
+    assert throughputs(case.launches) == pytest.approx((200.0, 201.0))
+    assert kept(case) == [("20260102-000000", 2), ("20260101-000000", 2)]
+    assert throughputs(case.others) == pytest.approx((150.0, 151.0, 100.0, 101.0))
+    assert case.promotion.launches == 2
+    assert case.nights == (1, 2)
+
+
+def test_what_ran_under_other_conditions_is_not_kept(store: Store) -> None:
+    for foreign in ({"workload_digest": "other"}, {"power_limits_w": (300.0,)}, {"simulated_acceptance": "2.5"}):
+        promote(store, night("20260101-000000", 100.0, 101.0))
+        promote(store, replace(night("20260102-000000", 150.0, 151.0), **foreign))
+        assert read(store)[0].others == ()
+        assert read(store)[0].promotion.comparable is False
+        store.path(RIG_ID, "sim", "baseline").unlink()
+
+
+def test_one_launch_alone_says_nothing_within_a_night_and_is_not_kept(store: Store) -> None:
+    promote(store, night("20260101-000000", 100.0))
+    promote(store, night("20260102-000000", 100.0, 101.0), add=True)
+    promote(store, night("20260103-000000", 100.0))
+    assert kept(read(store)[0]) == [("20260102-000000", 2)]
+
+
+def test_the_newest_nights_are_kept_whole_and_no_more_than_there_is_room_for(store: Store) -> None:
+    size = MAX_OTHERS // 6
+    for day in range(1, 10):
+        promote(store, night(f"2026010{day}-000000", *[100.0] * (size + 1 if day == 5 else size)))
+    assert kept(read(store)[0]) == [(f"2026010{day}-000000", size) for day in (8, 7, 6)] + [
+        ("20260105-000000", size + 1),
+        ("20260104-000000", size),
+    ]
+    promote(store, night("20260110-000000", *[100.0] * (MAX_OTHERS + 1)))
+    promote(store, night("20260111-000000", 100.0))
+    assert [name for name, _ in kept(read(store)[0])] == [f"2026010{day}-000000" for day in (9, 8, 7, 6, 5)]
+
+
+def test_a_night_that_becomes_the_baseline_again_is_not_kept_beside_itself(store: Store) -> None:
+    first, second = night("20260101-000000", 100.0, 101.0), night("20260102-000000", 150.0, 151.0)
+    for case in (first, second, first):
+        promote(store, case)
+    assert kept(read(store)[0]) == [("20260102-000000", 2)]
+    promote(store, second, add=True)
+    assert (kept(read(store)[0]), read(store)[0].promotion.launches) == ([], 4)
+
+
+def test_joining_keeps_what_tells_of_noise(store: Store) -> None:
+    for day in (1, 2):
+        promote(store, night(f"2026010{day}-000000", 100.0, 101.0))
+    promote(store, night("20260103-000000", 100.0, 101.0), add=True)
+    assert (kept(read(store)[0]), read(store)[0].nights) == ([("20260101-000000", 2)], (2, 1))
+
+
+def test_a_build_that_is_not_known_does_not_take_the_place_of_one_that_is(store: Store) -> None:
+    build = Build(
+        sglang="0.5.23", torch=None, cuda=None, commit="a" * 40, dirty=None, kernels=(), packages="0123456789abcdef"
+    )
+    promote(store, replace(stored(100.0), build=build))
+    promote(store, later(stored(100.0)), add=True)
+    assert read(store)[0].build == build
+
+
+def test_the_drift_is_that_since_the_oldest_promotion_that_was_asked_the_same(store: Store) -> None:
+    for rate in (100.0, 99.0):
+        promote(store, stored(rate))
+    assert read(store)[0].drift == pytest.approx(-0.01)
+    promote(store, replace(stored(500.0), workload_digest="other"))
+    assert read(store)[0].drift is None
+    promote(store, replace(stored(510.0), workload_digest="other"))
+    (case,) = read(store)
+    assert case.drift == pytest.approx(0.02)
+    assert [each.comparable for each in case.promotions] == [None, True, False, True]
 
 
 # Whatever can be stored is read back as it was
@@ -153,12 +259,34 @@ def launch_samples(draw: st.DrawFn) -> LaunchSample:
         acceptance_length=draw(perhaps(rates)),
         ttft_s=draw(each(rates)),
         tpot_s=draw(perhaps(rates)),
+        ttft_mean_s=draw(perhaps(rates)),
+        e2e_mean_s=draw(perhaps(rates)),
+        achieved_concurrency=draw(perhaps(rates)),
+        itl_p99_s=draw(perhaps(rates)),
+        turnaround_share=draw(perhaps(rates)),
+        away_share=draw(perhaps(rates)),
+        cpu_share=draw(perhaps(rates)),
     )
 
 
 promotions = st.builds(
-    Promotion, promoted_at=texts, reason=texts, campaign=texts, throughput=rates, launches=st.integers(0, 99)
+    Promotion,
+    promoted_at=texts,
+    reason=texts,
+    campaign=texts,
+    throughput=rates,
+    launches=st.integers(0, 99),
+    comparable=st.none() | st.booleans(),
 )
+
+
+@st.composite
+def nights(draw: st.DrawFn) -> tuple[LaunchSample, ...]:
+    """Launches that only tell of noise: at least two of a campaign, which is no other's."""
+    names = draw(st.lists(texts.map("others ".__add__), max_size=2, unique=True))
+    return tuple(
+        replace(draw(launch_samples()), campaign=name, launch=f"{number}") for name in names for number in (1, 2)
+    )
 
 
 def as_promoted(case: StoredCase) -> StoredCase:
@@ -177,6 +305,8 @@ cases = st.builds(
     env=st.lists(st.tuples(texts, texts), max_size=3).map(tuple),
     model=st.none() | texts,
     server_version=st.none() | texts,
+    fingerprint=st.lists(st.tuples(texts, texts), max_size=3).map(tuple),
+    others=nights(),
     launches=st.lists(
         launch_samples(), min_size=1, max_size=3, unique_by=lambda each: (each.campaign, each.launch)
     ).map(tuple),
@@ -195,7 +325,7 @@ def test_what_is_stored_is_read_back_bit_for_bit(case: StoredCase) -> None:
         text = path.read_text(encoding="ascii")
         promote(store, case)  # a later promotion adds itself and changes nothing else
         (again,) = read(store)
-        assert replace(again, promotions=case.promotions) == case
+        assert replace(again, promotions=case.promotions, others=case.others) == case
         assert len(text.splitlines()) == 3
 
 
@@ -318,8 +448,44 @@ def test_a_case_of_another_variant_is_an_error(store: Store) -> None:
 def test_one_launch_copied_is_no_larger_sample(store: Store) -> None:
     text = good(store)
     start = text.index('"launches": [') + len('"launches": [')
-    end = text.index('], "promotions"')
+    end = text.index('], "others"')
     assert "different launches" in damaged(store, f"{text[:end]}, {text[start:end]}{text[end:]}")
+
+
+def test_launches_that_only_tell_of_noise_are_of_whole_nights_of_their_own() -> None:
+    case = night("20260102-000000", 100.0, 101.0)
+    other = night("20260101-000000", 100.0, 101.0).launches
+    for others in (other[:1], (*other, *other), case.launches, (replace(other[0], output_throughput=(0.0,)), other[1])):
+        assert is_sound(replace(case, others=other))
+        assert not is_sound(replace(case, others=others))
+
+
+@pytest.mark.parametrize(
+    ("was", "now"),
+    [('"ttft_s": [0.1]', '"ttft_s": [0.2]'), ('"launch": "baseline-1"', '"launch": "baseline-9"'), ("first", "best")],
+)
+def test_what_was_changed_since_it_was_promoted_is_an_error(store: Store, was: str, now: str) -> None:
+    promote(store, stored(99.0, level=1))
+    text = promote(store, stored(100.0, level=8)).read_text()
+    head, _, tail = text.rpartition(was)
+    assert damaged(store, head + now + tail) == (
+        "level 8 was changed since it was promoted; restore the file from version control, or remove it and promote "
+        "again"
+    )
+
+
+def test_a_file_in_the_place_of_another_is_an_error(store: Store) -> None:
+    promote(store, stored(100.0))
+    there = store.path(RIG_ID, "sim", "baseline")
+    for place, said in (
+        (store.path("another-rig", "sim", "baseline"), "is of rig cpu-simulated-01234567, not of this one"),
+        (store.path(RIG_ID, "sim", "eagle3"), "which belongs elsewhere"),
+        (store.path(RIG_ID, "other", "baseline"), "which belongs elsewhere"),
+    ):
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(there, place)
+        with pytest.raises(FileError, match=said):
+            store.read(place.parent.parent.name, place.parent.name, place.stem)
 
 
 @pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity", "1e999"])

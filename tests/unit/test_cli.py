@@ -166,7 +166,8 @@ def test_promote_says_what_it_did_and_where(place: Path, capsys: pytest.CaptureF
     save(place, UNKNOWN)
     assert run("promote", "--reason", "first baseline") == 0
     assert capsys.readouterr().out == (
-        "promoted  sim/baseline/c001: - -> 100.0 tok/s, 2 launches\ncampaign 20260201-020000 -> baselines\n"
+        "promoted  sim/baseline/c001: - -> 100.0 tok/s, 2 launches\n"
+        'campaign 20260201-020000 -> baselines, "first baseline"\n'
     )
     save(place, IMPROVED, id="20260202-020000")
     assert run("promote", "20260202-020000", "--reason", "faster", "--case", "*/c001") == 0
@@ -187,6 +188,23 @@ def test_promote_says_where_a_loss_is_accepted_and_where_launches_become_fewer(
     assert run("promote", "20260202-020000", "--reason", "accepted") == 0
     last = capsys.readouterr().out.splitlines()[-2]
     assert last == ("promoted  sim/baseline/c001: 100.0 -> 80.0 tok/s (-20.0 %), 2 launches, there were 4, REGRESSED")
+
+
+def test_promote_joins_the_launches_of_the_reference_build_where_it_is_asked_to(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save(place, UNKNOWN)
+    blocks = (measured(80.0), measured(101.0), measured(99.0), measured(80.0))
+    launches = tuple(
+        launch(taken, arm="reference" if number in (2, 3) else "candidate", ordinal=ordinal, block=(number + 1) // 2)
+        for number, ordinal, taken in zip((1, 2, 3, 4), (1, 1, 2, 2), blocks, strict=True)
+    )
+    save(place, suite(launches=launches, reference=True, store=(stored(100.0, 100.0),)), id="20260202-020000")
+    assert run("promote", "20260201-020000", "--reason", "first") == 0
+    assert run("promote", "20260202-020000", "--reason", "one night more", "--reference") == 0
+    assert (
+        "promoted  sim/baseline/c001: 100.0 -> 100.0 tok/s (+0.0 %), 4 launches\n" in capsys.readouterr().out
+    )  # REGRESSED is the candidate
 
 
 def test_promote_adds_where_it_is_asked_to(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -37,8 +37,8 @@ def compare(place: Path, before: SuiteRecord, after: SuiteRecord) -> int:
     ("before", "after", "code", "word"),
     [
         ((99.9, 100.0, 100.1, 100.0), (99.9, 100.1), 0, "1 PASS; overall PASS"),
-        ((99.9, 100.0, 100.1, 100.0), (79.9, 80.1), 1, "REGRESSED  output throughput 80.0 tok/s, baseline 100.0"),
-        ((79.9, 80.0, 80.1, 80.0), (99.9, 100.1), 0, "IMPROVED  output throughput 100.0 tok/s, baseline 80.0"),
+        ((99.9, 100.0, 100.1, 100.0), (79.9, 80.1, 80.0), 1, "REGRESSED  output throughput 80.0 tok/s, baseline 100.0"),
+        ((79.9, 80.0, 80.1, 80.0), (99.9, 100.1, 100.0), 0, "IMPROVED  output throughput 100.0 tok/s, baseline 80.0"),
         ((90.0, 110.0), (80.0, 110.0), 2, "INCONCLUSIVE  interval"),
     ],
 )
@@ -54,6 +54,24 @@ def test_the_second_is_judged_against_the_first(
     text = capsys.readouterr().out
     assert word in text
     assert f"{SECOND} against {FIRST}: the column baseline is {FIRST}" in text
+
+
+def test_launches_of_a_reference_build_are_not_compared(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """On both nights the candidate was faster than its reference, and on the second slower than on the first."""
+
+    def paired(candidate: float, reference: float) -> SuiteRecord:
+        ours = at(*(candidate + luck for luck in (-0.1, 0.0, 0.1, 0.0)))
+        theirs = tuple(
+            launch(measured(reference), arm="reference", ordinal=each.ordinal, version="0.5.1")
+            for each in ours.launches
+        )
+        both = tuple(each for pair in zip(ours.launches, theirs, strict=True) for each in pair)
+        return replace(ours, launches=both, reference=True)
+
+    assert compare(place, paired(100.0, 60.0), paired(80.0, 60.0)) == 1
+    text = capsys.readouterr().out
+    assert "REGRESSED  output throughput 80.0 tok/s, baseline 100.0" in text
+    assert "0.5.1" not in text
 
 
 def test_a_case_that_only_one_of_them_measured_is_named_and_never_green(

@@ -91,7 +91,7 @@ def to_do(found: Coverage) -> list[str]:
 def test_a_variant_whose_levels_are_alike_is_one_line(store: Store) -> None:
     whole(store)
     found = examined(store)
-    line = ["all", "4", "1", "0.8 %", "2026-01-01", "12 days", "20260101-000000", "first baseline"]
+    line = ["all", "4", "1", "0.8 %", "-", "2026-01-01", "12 days", "20260101-000000", "first baseline"]
     assert rows(found) == [["baseline", *line], ["eagle3", *line]]
     assert f"sim on {RIG_A} (this machine): 6 of 6 cases stored" in screen(found)
     assert screen(found).endswith("nothing is to be done\n")
@@ -123,11 +123,28 @@ def test_launches_of_several_campaigns_are_counted_as_such(store: Store) -> None
     assert [row[1:4] for row in rows(examined(store)) if row[0] == "eagle3"] == [["1", "8", "2"], ["2, 30", "4", "1"]]
 
 
+def of_night(number: int, variant: str, level: int, *throughputs: float) -> StoredCase:
+    """A stored baseline of another night."""
+    found, campaign = case(variant, level, *throughputs), f"2026010{number}-000000"
+    launches = tuple(replace(each, campaign=campaign) for each in found.launches)
+    return replace(found, launches=launches, promotions=(replace(found.promotion, campaign=campaign),))
+
+
+def test_nights_that_only_tell_of_noise_and_the_drift_over_all_promotions_are_shown(store: Store) -> None:
+    whole(store)
+    for number, rate in ((2, 99.0), (3, 98.0)):
+        cases = tuple(of_night(number, "eagle3", level, rate + level / 10, rate + level / 10) for level in (1, 2, 30))
+        store.promote(RIG_A, "sim", "eagle3", cases, add=False)
+    assert [row[1:6] for row in rows(examined(store)) if row[0] == "eagle3"] == [
+        ["all", "2", "1+2", "0 %", "-1.9 to +1.0 %"]
+    ]
+
+
 def test_a_case_that_is_not_stored_is_named_and_the_command_measures_it_alone(store: Store) -> None:
     store.promote(RIG_A, "sim", "baseline", tuple(case("baseline", level) for level in (1, 2, 30)), add=False)
     store.promote(RIG_A, "sim", "eagle3", (case("eagle3", 2),), add=False)
     found = examined(store)
-    assert ["eagle3", "1, 30", "-", "-", "-", "-", "-", "-", "not stored"] in rows(found)
+    assert ["eagle3", "1, 30", "-", "-", "-", "-", "-", "-", "-", "not stored"] in rows(found)
     assert not found.whole
     measure = 'pytest -m perf --perf-suite=sim.toml -k "/eagle3/c001 or /eagle3/c030"'
     assert to_do(found) == [f'  {measure}; python -m perf promote --reason "why"']
@@ -272,7 +289,7 @@ def test_a_damaged_file_is_named_counted_and_not_taken_for_a_missing_one(store: 
     file.write_text(file.read_text()[:100])
     found = examined(store)
     assert "damaged: 1\n  baselines/" in screen(found)
-    assert ["eagle3", "all", "-", "-", "-", "-", "-", "-", "the file is damaged"] in rows(found)
+    assert ["eagle3", "all", "-", "-", "-", "-", "-", "-", "-", "the file is damaged"] in rows(found)
     assert [row[0] for row in rows(found)] == ["baseline", "eagle3"]
     assert to_do(found)[-1].startswith("  git checkout -- baselines ")
     assert not found.whole

@@ -31,7 +31,7 @@ def test_every_option_and_ini_key_is_documented(pytestconfig: pytest.Config) -> 
 def test_every_marker_is_documented(pytestconfig: pytest.Config) -> None:
     text = READING.read_text()
     ours = [line.split(":")[0] for line in pytestconfig.getini("markers")]
-    for name in {*plugin.MARKERS, "needs_sglang"}:
+    for name in {*plugin.MARKERS, "needs_sglang", "calibration"}:
         assert name in ours
         assert f"`{name}`" in text
 

@@ -1,5 +1,6 @@
 """`python -m perf doctor`: what would spoil a night is named before it is spent."""
 
+import re
 import shlex
 import subprocess
 import sys
@@ -12,7 +13,8 @@ from perf import doctor
 from perf.__main__ import main
 from perf.doctor import Finding, Fitness
 from perf.rig import Gpu, GpuProcess, GpuState
-from tests.unit.simulated import RIG
+from perf.suite import load
+from tests.unit.simulated import RIG, stored
 
 ROOT = Path(__file__).parents[2]
 
@@ -26,7 +28,11 @@ CALM = GpuState(
     persistent=True,
     power_limit_w=600.0,
 )
-GPUS = replace(RIG, gpus=(Gpu(name="RTX PRO 6000", uuid="GPU-1", power_limit_w=600.0),), driver="580.1")
+GPUS = replace(
+    RIG,
+    gpus=(Gpu(name="RTX PRO 6000", uuid="GPU-1", power_limit_w=600.0, clocks_mhz=None, persistent=None),),
+    driver="580.1",
+)
 
 SUITE = """
 [suite]
@@ -118,6 +124,52 @@ def test_what_a_suite_lacks_is_unfit_and_exit_code_1(
     assert text.splitlines()[-1] == "not fit to measure: see UNFIT above"
 
 
+REFERENCE = '[reference]\npython = "./reference"'
+PYTHON = '["{python}", "-m", "x", "--model-path", "org/model", "{port}"]'
+
+
+def interpreter(folder: Path, name: str, *, sglang: str) -> None:
+    """An interpreter that finds this SGLang besides what is installed here."""
+    packages = folder / f"{name}-packages"
+    info = packages / f"sglang-{sglang}.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: sglang\nVersion: {sglang}\n")
+    script = f'#!/bin/sh\nPYTHONPATH={shlex.quote(str(packages))} exec {shlex.quote(sys.executable)} "$@"\n'
+    (folder / name).write_text(script)
+    (folder / name).chmod(0o755)
+
+
+def needs(folder: Path) -> list[Finding]:
+    """What is found of a suite with a reference build; the interpreters are what was put there."""
+    path = write(folder, command=PYTHON, variant=f'python = "./new"\n{REFERENCE}')
+    return list(doctor.suite_needs(load(path), RIG, asked=True))
+
+
+def test_a_reference_build_that_is_not_there_is_unfit(tmp_path: Path) -> None:
+    interpreter(tmp_path, "new", sglang="0.5.1")
+    (found,) = needs(tmp_path)
+    assert (found.fitness, found.seen) == (Fitness.UNFIT, f"mine: {tmp_path / 'reference'} is not there")
+
+
+def test_a_reference_build_that_is_the_candidates_own_is_noted(tmp_path: Path) -> None:
+    interpreter(tmp_path, "new", sglang="0.5.1")
+    interpreter(tmp_path, "reference", sglang="0.5.1")
+    fit, noted = needs(tmp_path)
+    assert (fit.fitness, fit.seen) == (
+        Fitness.OK,
+        "mine: has what it needs; sglang 0.5.1; reference sglang 0.5.1",
+    )
+    assert (noted.fitness, noted.name) == (Fitness.NOTE, "reference")
+    assert noted.seen == "mine: the reference build is the same as that of baseline: sglang 0.5.1"
+
+
+def test_a_reference_build_of_its_own_is_named_and_no_more_is_said(tmp_path: Path) -> None:
+    interpreter(tmp_path, "new", sglang="0.5.1")
+    interpreter(tmp_path, "reference", sglang="0.5.0")
+    (fit,) = needs(tmp_path)
+    assert (fit.fitness, fit.seen) == (Fitness.OK, "mine: has what it needs; sglang 0.5.1; reference sglang 0.5.0")
+
+
 def test_a_model_that_is_a_name_and_not_a_path_is_not_looked_for(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -164,6 +216,46 @@ def test_an_unknown_case_is_a_usage_error_that_names_those_there_are(
 ) -> None:
     assert main(["doctor", f"--suite={write(tmp_path)}", "--noise", "mine/baseline/c999"]) == 64
     assert "no case 'mine/baseline/c999'; there are mine/baseline/c001" in capsys.readouterr().err
+
+
+def varying(*throughputs: float, margin: float = 0.03, gate: str = "", folder: Path) -> Finding:
+    """What is said of the margin of a suite at one level, from launches of one and the same."""
+    suite = load(write(folder, suite="[gate]\n" + gate if gate else ""))
+    case = suite.cases[0]
+    return doctor._margin(suite, case, margin, stored(*throughputs, level=case.level).launches)
+
+
+def test_how_launches_vary_is_told_with_what_chance_alone_shows() -> None:
+    found = doctor._variation("here", (100.0, 99.0, 100.0, 102.0))
+    assert found.fitness is Fitness.OK
+    assert found.seen == (
+        "here: 4 launches of one and the same vary by 1.3 % (0.71 % to 4.7 % with 95 % confidence); "
+        "the second of a pair was up to 1 % slower, and is by chance alone up to 4.1 %"
+    )
+
+
+def test_launches_that_are_steady_enough_for_the_margin_are_fit(tmp_path: Path) -> None:
+    found = varying(1000.0, 1001.0, 999.0, 1000.0, folder=tmp_path)
+    assert (found.fitness, found.name) == (Fitness.OK, "margin")
+    assert found.seen.startswith(
+        "a loss of 3 % is found in 24 of 24 nights of fresh pairs within 12 launches of each build"
+    )
+
+
+def test_launches_that_vary_too_much_for_the_margin_are_unfit_with_what_is_found(tmp_path: Path) -> None:
+    found = varying(1000.0, 1030.0, 980.0, 1010.0, folder=tmp_path)
+    assert found.fitness is Fitness.UNFIT
+    assert re.search(
+        r"a loss of 3 % is found in \d+ of \d+ nights of fresh pairs within 12 .*; [\d.]+ % is found", found.seen
+    )
+    assert varying(1000.0, 1030.0, 980.0, 1010.0, margin=0.15, folder=tmp_path).fitness is Fitness.OK
+    assert varying(1000.0, 1030.0, 980.0, 1010.0, gate="max_launches = 100", folder=tmp_path).fitness is Fitness.OK
+
+
+def test_a_budget_that_ends_before_the_margin_is_found_is_unfit(tmp_path: Path) -> None:
+    found = varying(1000.0, 1005.0, 999.0, 1000.0, gate="budget_minutes = 0.4", folder=tmp_path)  # two launches
+    assert found.fitness is Fitness.UNFIT
+    assert "within 200 launches of each build and 24 s; " in found.seen
 
 
 def test_without_suites_it_says_where_they_are_looked_for(

@@ -27,7 +27,7 @@ from perf.record import Campaign, SuiteRecord
 from perf.sample import Build
 from perf.statements import METRICS
 from perf.validity import Reason
-from perf.verdict import judge
+from perf.verdict import INTERVALS, judge
 from tests.unit.simulated import campaign, failed, launch, measured, relation, select, stored, suite, written
 from tests.unit.test_long_life import disk_of
 from tests.unit.test_records import RELEASED, published
@@ -37,6 +37,8 @@ KEEPING = ROOT / "docs" / "keeping-the-record.md"
 LOG = ROOT / docs.LOG
 
 FIRST, SECOND = "20260201-020000", "20260301-020000"
+
+BUILD = Build(sglang="0.5.2", torch="2.9", cuda=None, commit="a" * 40, dirty=None, kernels=(), packages="b" * 16)
 
 
 def state(*throughputs: float, **changes: object) -> SuiteRecord:
@@ -355,6 +357,7 @@ BOTH = suite(
     launches=(
         launch(measured(90.0), measured(400.0, level=8), env={"NCCL_PROTO": "LL"}),
         launch(measured(90.1), measured(401.0, level=8), ordinal=2, env={"NCCL_PROTO": "LL"}),
+        launch(measured(90.05), measured(400.5, level=8), ordinal=3, env={"NCCL_PROTO": "LL"}),
         launch(measured(180.0, acceptance=2.5), failed(8), variant="eagle3"),
     ),
 )
@@ -367,11 +370,14 @@ def test_a_campaign_is_shown_with_its_verdicts_throughputs_and_where_it_comes_fr
         f"{line}\n\n"
         "| case | tok/s | baseline | change | interval | TTFT ms | TPOT ms | accept | launches | verdict |\n"
         "|---|---:|---:|---:|---:|---:|---:|---:|---:|---|\n"
-        "| baseline/c001 | 90.0 | 100.0 | -9.9 % | [-10.8 %, -9.0 %] | 100 | 11.1 | - | 2 | REGRESSED |\n"
-        "| baseline/c008 | 400.5 | - | - | - | 100 | 20.0 | - | 2 | NO_BASELINE |\n"
+        "| baseline/c001 | 90.0 | 100.0 | -9.9 % | [-11.3 %, -8.6 %] | 100 | 11.1 | - | 3 | REGRESSED |\n"
+        "| baseline/c008 | 400.5 | - | - | - | 100 | 20.0 | - | 3 | NO_BASELINE |\n"
         "| eagle3/c001 | 180.0 | - | - | - | 100 | 5.6 | 2.50 | 1 | NO_BASELINE |\n"
         "| eagle3/c008 | - | - | - | - | - | - | - | 1 | INVALID |\n"
         "| expect/baseline-of-eagle3/saturation | - | - | - | - | - | - | - | - | INVALID |\n\n"
+        f"- {INTERVALS}\n"
+        "- judged against the stored baseline (3 launches of 1 night); no reference build: "
+        "the night itself is in the interval (baseline/c001)\n"
         "- INVALID: eagle3/c008: requests failed: 3 of 128 requests failed in round 2 (3 x http_500; "
         'first: "KV cache pool is full")\n'
         "- INVALID: expect/baseline-of-eagle3/saturation: sim/eagle3/c008 is INVALID: requests failed: "
@@ -390,6 +396,27 @@ def test_a_campaign_is_shown_with_its_verdicts_throughputs_and_where_it_comes_fr
     for part in (SECOND, "2026-02-01 02:00:00 UTC", "no GPU, Simulated CPU", "prompts simulated", "`NCCL_PROTO=LL`"):
         assert part in shown
     assert "`{python} -m server --variant eagle3 --port {port}`" in shown
+
+
+def test_launches_of_the_reference_build_are_told_beside_the_candidates(project: Project) -> None:
+    """What they ran, how long it took, and which verdicts rest on them; they are never taken for the variant's own."""
+    reference = tuple(
+        launch(measured(100.0), arm="reference", ordinal=number, build=replace(BUILD, commit="c" * 40))
+        for number in (1, 2, 3)
+    )
+    ours = tuple(launch(measured(90.0), ordinal=number, build=BUILD) for number in (1, 2, 3))
+    both = tuple(each for pair in zip(ours, reference, strict=True) for each in pair)
+    project.keep(SECOND, suite(store=(stored(99.9, 100.0, 100.1, 100.0),), launches=both, reference=True))
+    shown = answer(project, f"verdicts {SECOND}")
+    assert "| baseline/c001 | 90.0 | 100.0 | -10.0 % |" in shown
+    assert "| 3 | REGRESSED |" in shown
+    assert f"- {INTERVALS}\n- judged against 3 launches of the reference build tonight (baseline/c001)" in shown
+    told = answer(project, f"provenance {SECOND}")
+    assert (
+        "sglang 0.5.2 at aaaaaaaaaaaa, torch 2.9, packages bbbbbbbb; 3 launches in 3 min 00 s; reference build: "
+        in told
+    )
+    assert "sglang 0.5.2 at cccccccccccc, torch 2.9, packages bbbbbbbb, 3 launches in 3 min 00 s;" in told
 
 
 def test_what_was_not_gated_is_advisory(project: Project) -> None:
@@ -751,9 +778,6 @@ def test_a_campaign_and_a_published_number_of_its_kind_of_rig_and_model_are_one_
     page = project.page(page_of("theirs", SECOND, differs=f"differs theirs {SECOND}"))
     assert project.docs() == 0
     assert "| harness | theirs | sglang-perf 0.1.0 |" in page.read_text()
-
-
-BUILD = Build(sglang="0.5.2", torch="2.9", commit="a" * 40, dirty=None, packages="b" * 16)
 
 
 @pytest.mark.parametrize(

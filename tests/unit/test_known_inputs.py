@@ -227,8 +227,10 @@ KNOWN = (
         sources=("inference-perf KubeCon data",),
         given="plain 6431, EAGLE 4278 tok/s at saturation; 64 and 63 at the lowest rate",
         right="speculation pays at no level: the crossover is at or below the lowest",
-        held_by=("test_known_inputs:test_speculation_that_is_slower_at_every_level_is_never_said_to_pay",),
-        open="a crossover level is not estimated: such an expectation is refused",
+        held_by=(
+            "test_known_inputs:test_speculation_that_is_slower_at_every_level_is_never_said_to_pay",
+            "test_crossover:test_speculation_that_is_slower_at_the_lowest_level_has_its_crossover_at_or_below_it",
+        ),
     ),
 )
 

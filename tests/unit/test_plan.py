@@ -149,33 +149,43 @@ def test_a_launch_is_its_start_and_its_levels() -> None:
 
 
 @pytest.mark.parametrize(
-    ("gate", "workload", "looks"),
+    ("gate", "workload", "counts"),
     [
-        ("", "", (2, 4, 8)),
-        ("max_launches = 12", "", (2, 4, 8, 12)),
+        ("", "", (1, 2, 4, 8, 12)),
+        ("max_launches = 6", "", (1, 2, 4, 6)),
+        ("budget_minutes = 60", "", (1, 2, 4, 8, 12)),  # up to 200 may be launched: the minutes end it
         ("max_launches = 1", "", (1,)),
         ("", 'level_reached = "not required"', (1,)),
     ],
 )
-def test_what_a_campaign_costs_is_told_for_the_launches_after_which_it_may_end(
-    gate: str, workload: str, looks: tuple[int, ...]
+def test_what_a_campaign_costs_is_told_for_a_few_numbers_of_launches(
+    gate: str, workload: str, counts: tuple[int, ...]
 ) -> None:
-    assert forecast(read(workload, gate=gate), WHOLE).looks == looks
+    assert forecast(read(workload, gate=gate), WHOLE).counts == counts
+
+
+@pytest.mark.parametrize(
+    ("gate", "most"),
+    [("", 12), ("budget_minutes = 60", 200), ("budget_minutes = 60\nmax_launches = 3", 3), ("max_launches = 30", 30)],
+)
+def test_where_minutes_end_a_campaign_launches_hardly_do(gate: str, most: int) -> None:
+    assert plan.most_launches(read(gate=gate).gate) == most
 
 
 @pytest.mark.parametrize(
     ("minutes", "said"),
     [
-        (3, "the budget of 3 min 00 s holds 8"),
-        (2.5, "the budget of 2 min 30 s holds 8"),
+        (4, "the budget of 4 min 00 s holds 12"),
+        (2.5, "the budget of 2 min 30 s holds 8, not 12"),
         (1.5, "the budget of 1 min 30 s holds 4, not 8"),
-        (0.2, "the budget of 12 s holds none, not 2"),
+        (0.2, "the budget of 12 s holds none, not 1"),
     ],
 )
 def test_the_line_says_what_the_budget_holds(minutes: float, said: str) -> None:
     suite = read("warmup_requests = 0", gate=f"budget_minutes = {minutes}")  # a launch is 15 s
     assert plan.line(forecast(suite, WHOLE)) == (
-        f"sim: about 30 s for 2 launches of every variant, 1 min 00 s for 4, 2 min 00 s for 8; {said}"
+        "sim: about 15 s for 1 launch of every variant, 30 s for 2, 1 min 00 s for 4, 2 min 00 s for 8, "
+        f"3 min 00 s for 12; {said}"
     )
 
 
@@ -206,7 +216,7 @@ def test_the_command_says_where_each_number_comes_from(place: Path, capsys: pyte
     Store(place / "baselines").promote("emulated", "sim", "baseline", (stored(200.0, 200.0, level=2),), add=False)
     assert main(["plan", "--suite", "sim.toml"]) == 0
     text = capsys.readouterr().out
-    assert [line.split()[:5] for line in text.splitlines() if line.startswith("baseline/")] == [
+    assert [line.split()[:5] for line in text.split("\n\n")[1].splitlines()[2:]] == [
         ["baseline/c001", "10", "1,000", "50.0", "expected"],
         ["baseline/c002", "10", "1,000", "200.0", "stored"],
         ["baseline/c030", "30", "3,000", "1,000", "expected"],
@@ -221,6 +231,30 @@ def test_a_suite_that_nobody_measured_is_told_what_it_needs(place: Path, capsys:
     text = capsys.readouterr().out
     assert "a campaign: no forecast for baseline: measure once, or state expected_tok_s" in text
     assert "stored: nothing in nowhere/emulated" in text
+    assert "of how launches vary here nothing is stored, and nothing can be promised" in text
+
+
+def test_what_a_night_would_show_follows_the_forecast_and_answers_the_options(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cases = tuple(stored(1000.0, 1004.0, 998.0, 1001.0, level=level) for level in (1, 2, 30))
+    Store(place / "baselines").promote("emulated", "sim", "baseline", cases, add=False)
+    assert main(["plan", "--suite", "sim.toml", "--nights", "3"]) == 0
+    text = capsys.readouterr().out
+    assert "baseline: 4 launches of 1 night stored" in text
+    assert "asked      margin 3 %, power 95 %, alpha 1 %, no reference build" in text
+    options = ["--nights=3", "--margin=2%", "--alpha=0.05", "--power=90%", "--reference"]
+    assert main(["plan", "--suite", "sim.toml", *options]) == 0
+    text = capsys.readouterr().out
+    assert "2 % less is found in" in text
+    assert "asked      margin 2 %, power 90 %, alpha 5 %, with a reference build" in text
+
+
+@pytest.mark.usefixtures("place")
+def test_a_share_that_could_mean_either_is_a_usage_error() -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["plan", "--suite", "sim.toml", "--margin", "3"])
+    assert end.value.code == 64
 
 
 def test_a_damaged_baseline_is_a_sentence_and_not_a_forecast(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,12 +11,19 @@ from perf.campaign import FIRST_BASELINE_LAUNCHES
 from perf.files import FileError
 from perf.gate import Word
 from perf.promotion import MAX_REASON, Outcome, PromotionError, promote
-from perf.record import Campaign, LaunchRecord, SuiteRecord
+from perf.promotion import told as told_lines
+from perf.record import Arm, Campaign, LaunchRecord, Measurement, SuiteRecord
 from perf.rig import Gpu, Rig
 from perf.sample import Build, StoredCase, throughputs
 from perf.verdict import judge
 from tests.unit.simulated import RIG, SimulatedRig, campaign, failed, launch, measured, relation, stored, suite
 from tests.unit.test_long_life import disk_of
+
+BUILD = Build(sglang="0.5.23", torch=None, cuda=None, commit="a", dirty=None, kernels=(), packages="p")
+PATCHED = replace(BUILD, commit="b")
+
+#: A store that knows how little its launches vary.
+STEADY = stored(*(100.0, 100.1, 99.9, 100.0) * 2)
 
 
 @pytest.fixture
@@ -33,9 +40,15 @@ def night(*throughputs: float, store: tuple[StoredCase, ...] = (), level: int = 
 
 
 def run(
-    whole: Campaign, store: Store, *, reason: str = "why", pattern: str | None = None, add: bool = False
+    whole: Campaign,
+    store: Store,
+    *,
+    reason: str = "why",
+    pattern: str | None = None,
+    add: bool = False,
+    arm: Arm = "candidate",
 ) -> Outcome:
-    return promote(whole, store, reason=reason, pattern=pattern, add=add)
+    return promote(whole, store, reason=reason, pattern=pattern, add=add, arm=arm)
 
 
 def read(store: Store, variant: str = "baseline") -> tuple[StoredCase, ...]:
@@ -63,8 +76,8 @@ def told(done: Outcome) -> list[tuple[str, float | None, float, int]]:
     [
         (night(100.0, 100.0), Word.NO_BASELINE),
         (night(100.0, 100.0, store=(stored(100.0, 100.1),)), Word.PASS),
-        (night(110.0, 110.1, store=(stored(100.0, 100.1),)), Word.IMPROVED),
-        (night(80.0, 80.1, store=(stored(100.0, 100.1),)), Word.REGRESSED),
+        (night(110.0, 110.1, 109.9, 110.0, store=(STEADY,)), Word.IMPROVED),
+        (night(80.0, 80.1, 79.9, 80.0, store=(STEADY,)), Word.REGRESSED),
         (night(80.0, 110.0, store=(stored(100.0, 100.1),)), Word.INCONCLUSIVE),
     ],
 )
@@ -75,7 +88,7 @@ def test_every_case_that_may_be_believed_can_be_promoted(store: Store, state: Su
     assert done.refused == ()
     (case,) = read(store)
     assert (case.promotion.reason, case.promotion.campaign) == ("accepted, #42", "20260201-020000")
-    assert len(case.launches) == case.promotion.launches == 2
+    assert len(case.launches) == case.promotion.launches == len(state.launches)
 
 
 def test_an_invalid_case_can_never_become_a_baseline(store: Store) -> None:
@@ -135,7 +148,8 @@ def test_what_one_run_promoted_the_next_run_judges(store: Store) -> None:
     assert len(first.launches) == FIRST_BASELINE_LAUNCHES
     run(campaign(first), store)
     again = rig.run(suite(store=read(store)))
-    assert [(each.word, each.launches) for each in judge(again)] == [(Word.PASS, 2)]  # type: ignore[union-attr]
+    assert [each.word for each in judge(again)] == [Word.PASS]
+    assert len(again.launches) < FIRST_BASELINE_LAUNCHES
 
 
 # Why
@@ -215,17 +229,114 @@ def test_launches_that_cannot_join_are_refused_and_the_stored_ones_stay(store: S
     [
         launch(measured(50.0), extra=("--cuda-graph-max-bs", "8")),
         launch(measured(50.0), env={"NCCL_PROTO": "LL"}),
-        launch(measured(50.0), build=Build(sglang="0.5.23", torch=None, commit="b", dirty=None, packages="p")),
+        launch(
+            measured(50.0),
+            build=PATCHED,
+        ),
     ],
     ids=["command", "environment", "build"],
 )
 def test_launches_of_something_else_never_join(store: Store, other: LaunchRecord) -> None:
-    first = launch(measured(100.0), build=Build(sglang="0.5.23", torch=None, commit="a", dirty=None, packages="p"))
+    first = launch(
+        measured(100.0),
+        build=BUILD,
+    )
     run(campaign(suite(launches=(first,))), store)
     done = run(campaign(suite(launches=(other,)), id="20260301-020000"), store, add=True)
     assert (done.promoted, done.refused[0][0]) == ((), "sim/baseline/c001")
     assert "ran another workload, build, command or environment" in done.refused[0][1]
     assert throughputs(read(store)[0].launches) == pytest.approx((100.0,))
+
+
+# Launches of the reference build
+
+
+def paired(*references: Measurement, build: Build | None = BUILD, id: str = "20260301-020000") -> Campaign:
+    """A campaign of a patched build, with its reference in each block."""
+    launches = tuple(
+        each
+        for number, taken in enumerate(references, start=1)
+        for each in (
+            launch(measured(150.0), ordinal=number, build=PATCHED),
+            launch(taken, arm="reference", ordinal=number, build=build),
+        )
+    )
+    return campaign(suite(launches=launches, reference=True), id=id)
+
+
+def test_only_the_candidate_is_promoted_where_the_reference_is_not_asked_for(store: Store) -> None:
+    run(paired(measured(100.0), measured(101.0)), store)
+    (case,) = read(store)
+    assert throughputs(case.launches) == pytest.approx((150.0, 150.0))
+    assert case.build == PATCHED
+
+
+def test_every_night_the_reference_adds_to_the_store_of_its_own_build(store: Store) -> None:
+    run(
+        campaign(
+            suite(launches=(launch(measured(99.0), build=BUILD), launch(measured(100.0), ordinal=2, build=BUILD)))
+        ),
+        store,
+    )
+    done = run(paired(measured(101.0), measured(102.0)), store, arm="reference")
+    assert [each.after.launches for each in done.promoted] == [4]
+    (case,) = read(store)
+    assert throughputs(case.launches) == pytest.approx((99.0, 100.0, 101.0, 102.0))
+    assert [each.launch for each in case.launches[2:]] == ["baseline+reference-1", "baseline+reference-2"]
+    assert (case.build, case.nights) == (BUILD, (2, 0))
+
+
+def test_a_reference_that_is_another_build_than_the_stored_one_does_not_join(store: Store) -> None:
+    run(paired(measured(100.0), measured(101.0), id="20260201-020000"), store)  # the patched build
+    done = run(paired(measured(100.0), measured(101.0)), store, arm="reference")
+    assert done.promoted == ()
+    assert "ran another build than the reference" in done.refused[0][1]
+    assert throughputs(read(store)[0].launches) == pytest.approx((150.0, 150.0))
+
+
+def test_where_nothing_is_stored_the_reference_is_the_first_baseline(store: Store) -> None:
+    run(paired(measured(100.0), measured(101.0)), store, arm="reference")
+    assert (read(store)[0].build, read(store)[0].promotion.launches) == (BUILD, 2)
+
+
+def test_a_campaign_without_a_reference_has_none_to_promote(store: Store) -> None:
+    done = run(campaign(night(100.0, 100.0)), store, arm="reference")
+    assert done.refused == (("sim/baseline/c001", "no reference launch of this campaign measured it"),)
+
+
+def test_a_reference_that_must_not_be_believed_is_not_promoted(store: Store) -> None:
+    done = run(paired(measured(100.0), failed()), store, arm="reference")
+    assert [case for case, _ in done.refused] == ["sim/baseline/c001"]
+    assert not store.folder.exists()
+
+
+# What is told
+
+
+def test_a_loss_that_came_in_small_steps_is_told(store: Store) -> None:
+    for number, rate in enumerate((100.0, 98.5, 97.5), start=1):
+        text = "\n".join(told_lines(run(campaign(night(rate, rate), id=f"2026020{number}-020000"), store)))
+        assert "drifted" not in text
+    done = run(campaign(night(96.5, 96.5), id="20260204-020000"), store)
+    since = f"-3.5 % since {read(store)[0].promotions[0].promoted_at[:10]}"
+    assert list(told_lines(done)) == [
+        f"promoted  sim/baseline/c001: 97.5 -> 96.5 tok/s (-1.0 %), 2 launches, {since}",
+        f"drifted   sim/baseline/c001: {since}: no step lost the margin of 3 %, together they did",
+    ]
+
+
+def test_a_loss_that_somebody_accepted_at_once_is_no_drift(store: Store) -> None:
+    for number, rate in enumerate((100.0, 90.0, 89.0), start=1):
+        text = "\n".join(told_lines(run(campaign(night(rate, rate), id=f"2026020{number}-020000"), store)))
+        assert "drifted" not in text
+
+
+def test_what_was_asked_something_else_has_no_change_in_percent(store: Store) -> None:
+    run(campaign(night(100.0, 100.0)), store)
+    other = night(50.0, 50.0)
+    other = replace(other, cases=(replace(other.cases[0], workload_digest="other"),))
+    (line,) = told_lines(run(campaign(other, id="20260301-020000"), store))
+    assert line == "promoted  sim/baseline/c001: 100.0 -> 50.0 tok/s (asked something else), 2 launches"
 
 
 # What is in the files
@@ -248,18 +359,30 @@ def test_nothing_of_the_machine_but_its_fingerprint_is_stored(store: Store) -> N
 
 
 def test_the_fingerprint_of_the_rig_lies_beside_its_baselines(store: Store) -> None:
-    gpu = Gpu(name="NVIDIA H200", uuid="GPU-1", power_limit_w=700.0)
-    rig = Rig(gpus=(gpu,), driver="570.1", cpu="Xeon", machine="m", kernel="6.1")
-    state = replace(night(100.0), rig_id=rig.id, power_limits_w=rig.power_limits_w)
+    gpu = Gpu(name="NVIDIA H200", uuid="GPU-1", power_limit_w=700.0, clocks_mhz=(1980, 2619), persistent=True)
+    rig = Rig(gpus=(gpu,), driver="570.1", cuda="12.8", cpu="Xeon", governor="performance", machine="m", kernel="6.1")
+    state = replace(night(100.0), rig_id=rig.id, power_limits_w=rig.power_limits_w, fingerprint=rig.fingerprint)
     run(replace(campaign(state), rig=rig), store)
     assert json.loads((store.folder / rig.id / "rig.json").read_text()) == {
         "id": rig.id,
-        "gpus": [{"name": "NVIDIA H200", "uuid": "GPU-1", "power_limit_w": 700.0}],
+        "gpus": [
+            {
+                "name": "NVIDIA H200",
+                "uuid": "GPU-1",
+                "power_limit_w": 700.0,
+                "clocks_mhz": [1980, 2619],
+                "persistent": True,
+            }
+        ],
         "driver": "570.1",
+        "cuda": "12.8",
         "cpu": "Xeon",
+        "governor": "performance",
         "kernel": "6.1",
     }
-    assert store.read(rig.id, "sim", "baseline")[0].power_limits_w == (700.0,)
+    (case,) = store.read(rig.id, "sim", "baseline")
+    assert case.power_limits_w == (700.0,)
+    assert dict(case.fingerprint)["CUDA of the driver"] == "12.8"
 
 
 def test_a_rig_of_synthetic_time_has_no_fingerprint(store: Store) -> None:

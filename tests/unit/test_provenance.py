@@ -86,6 +86,48 @@ def test_any_package_that_changes_changes_the_digest_of_the_packages(environment
     assert before.sglang == after.sglang
 
 
+def test_packages_that_bring_kernels_are_told_by_name_and_others_are_not(environment: Environment) -> None:
+    for name, version in (
+        ("sgl_kernel", "0.4.1"),
+        ("flashinfer_python", "0.5.0"),
+        ("triton", "3.5.0"),
+        ("nvidia_nccl_cu13", "2.28.3"),
+        ("nvidia_cublas", "13.1"),
+        ("numpy", "2.3"),
+        ("tritonclient", "2.60"),
+    ):
+        environment.install(name, version)
+    assert environment.build().kernels == (
+        ("flashinfer-python", "0.5.0"),
+        ("nvidia-cublas", "13.1"),
+        ("nvidia-nccl-cu13", "2.28.3"),
+        ("sgl-kernel", "0.4.1"),
+        ("triton", "3.5.0"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("written", "told"),
+    [
+        ("cuda: Optional[str] = '12.9'\n", "12.9"),
+        ("cuda = '11.8'\n", "11.8"),
+        ("cuda: Optional[str] = None\nhip: Optional[str] = '6.4'\n", None),
+        ("\0\xff", None),
+        (None, None),
+    ],
+)
+def test_the_cuda_of_torch_is_read_from_its_own_file(
+    environment: Environment, written: str | None, told: str | None
+) -> None:
+    environment.install("torch", "2.9.0")
+    if written is not None:
+        (environment.packages / "torch").mkdir()
+        (environment.packages / "torch" / "version.py").write_text(f"__version__ = '2.9.0'\ndebug = False\n{written}")
+        (environment.packages / "torch" / "__init__.py").write_text("raise SystemExit('it was imported')\n")
+    build = environment.build()
+    assert (build.torch, build.cuda) == ("2.9.0", told)
+
+
 def test_an_editable_install_is_its_commit(environment: Environment) -> None:
     environment.install("sglang", "0.5.23", editable=True)
     build = environment.build()

@@ -13,8 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perf import record
+from perf.compact import compact
 from perf.files import FileError, to_json
-from perf.record import ID, Campaign, SuiteRecord
+from perf.record import ID, Campaign, LaunchRecord, Order, SuiteRecord
+from perf.report import markdown
 from perf.rig import Gpu, Rig
 from perf.sample import StoredCase
 from perf.verdict import judge
@@ -44,8 +46,10 @@ def full() -> SuiteRecord:
 
 
 def test_a_campaign_is_read_back_as_it_was(tmp_path: Path) -> None:
-    gpu = Gpu(name="NVIDIA H200", uuid="GPU-0", power_limit_w=700.0)
-    rig = Rig(gpus=(gpu,), driver="570", cpu="Xeon", machine="m", kernel="6", note="a note")
+    gpu = Gpu(name="NVIDIA H200", uuid="GPU-0", power_limit_w=700.0, clocks_mhz=None, persistent=None)
+    rig = Rig(
+        gpus=(gpu,), driver="570", cuda="12.8", cpu="Xeon", governor="powersave", machine="m", kernel="6", note="a note"
+    )
     for whole in (campaign(full(), suite()), replace(campaign(), rig=rig), campaign(complete=False)):
         assert record.read(written(tmp_path / str(whole.complete) / str(len(whole.suites)), whole)) == whole
 
@@ -218,6 +222,70 @@ def test_a_case_a_launch_and_a_relation_are_named_like_the_suite_names_them(tmp_
         assert "not as the suite writes it" in refused(tmp_path, campaign(hostile))
 
 
+def again(ordinal: int = 1, block: int | None = None) -> LaunchRecord:
+    """A launch of the reference build."""
+    return launch(arm="reference", ordinal=ordinal, block=block)
+
+
+def in_blocks() -> SuiteRecord:
+    """Lone candidates, pairs in either order, and a pair whose second launch is still to come, of two variants."""
+    return suite(
+        levels=(1, 8),
+        variants=("baseline", "eagle3"),
+        reference=True,
+        launches=(
+            launch(measured(100.0), measured(800.0, level=8)),
+            launch(measured(100.0), variant="eagle3"),
+            launch(measured(801.0, level=8), measured(101.0), ordinal=2),
+            launch(measured(100.0), variant="eagle3", arm="reference"),
+            replace(again(block=2), measurements=(measured(110.0), measured(880.0, level=8))),
+            again(ordinal=2, block=3),
+            launch(ordinal=3),
+            again(ordinal=3, block=4),
+        ),
+    )
+
+
+def test_launches_of_both_arms_are_read_back_with_their_blocks(tmp_path: Path) -> None:
+    whole = campaign(in_blocks())
+    read = record.read(written(tmp_path, whole))
+    assert read == whole
+    assert [each.name for each in read.suites[0].launches if each.arm == "reference"] == [
+        "eagle3+reference-1",
+        "baseline+reference-1",
+        "baseline+reference-2",
+        "baseline+reference-3",
+    ]
+
+
+def test_a_launch_is_named_as_it_was_ordered_also_beside_other_suites(tmp_path: Path) -> None:
+    order = Order(variant="baseline", arm="reference", ordinal=1, block=1, levels=(1,))
+    assert order.name == again().name
+    prefixed = replace(again(), name=f"sim.{order.name}")
+    whole = campaign(suite(launches=(prefixed,), reference=True))
+    assert record.read(written(tmp_path, whole)) == whole
+
+
+def test_the_order_in_which_levels_were_measured_changes_nothing_that_is_said(tmp_path: Path) -> None:
+    taken = tuple(measured(100.0 * level, level=level, acceptance=2.5) for level in (1, 4, 8))
+    first, second = launch(*taken), launch(*taken, ordinal=2)
+    state = suite(levels=(1, 4, 8), store=tuple(stored(99.0 * n, 101.0 * n, level=n) for n in (1, 4, 8)))
+    upwards = campaign(replace(state, launches=(first, second)))
+    shuffled = campaign(
+        replace(
+            state,
+            launches=(
+                replace(first, measurements=(taken[2], taken[0], taken[1])),
+                replace(second, measurements=taken[::-1]),
+            ),
+        )
+    )
+    assert record.read(written(tmp_path, shuffled)) == shuffled
+    assert judge(shuffled.suites[0]) == judge(upwards.suites[0])
+    assert compact(shuffled) == compact(upwards)
+    assert markdown(shuffled, "promote", "folder") == markdown(upwards, "promote", "folder")
+
+
 def with_stored(case: StoredCase) -> SuiteRecord:
     return suite(store=(case,))
 
@@ -245,6 +313,21 @@ def with_stored(case: StoredCase) -> SuiteRecord:
         (suite(launches=(launch(measured(1.0), variant="other"),)), "a measurement of a case that is not in it"),
         (suite(launches=(launch(ordinal=2),)), "the number of launch baseline-2"),
         (suite(launches=(launch(ordinal=2), launch())), "the number of launch baseline-2"),
+        (suite(launches=(replace(launch(), name="baseline-2"),)), "the number of launch baseline-2"),
+        (suite(launches=(replace(launch(), name="other.baseline-1"),)), "the number of launch other.baseline-1"),
+        (suite(launches=(launch(), launch(ordinal=3)), reference=True), "the number of launch baseline-3"),
+        (suite(launches=(launch(), again(ordinal=2)), reference=True), "the number of launch baseline+reference-2"),
+        (suite(launches=(again(),)), "launch baseline+reference-1 of a reference build where there is none"),
+        (suite(launches=(launch(block=-1),)), "the block of launch baseline-1"),
+        (suite(launches=(launch(block=2), launch(ordinal=2, block=2))), "the block of launch baseline-2"),
+        (suite(launches=(launch(block=2), launch(ordinal=2, block=1))), "the block of launch baseline-2"),
+        (suite(launches=(launch(block=2), again()), reference=True), "the block of launch baseline+reference-1"),
+        (
+            suite(launches=(again(), launch(), again(ordinal=2, block=1)), reference=True),
+            "the block of launch baseline+reference-2",
+        ),
+        (suite(variants=("a+reference",)), "the name 'a+reference'"),
+        (suite(launches=(launch(variant="a+reference"),)), "the name 'a+reference'"),
         (with_stored(replace(STORE, launches=())), "a stored baseline without positive numbers"),
         (with_stored(replace(STORE, promotions=())), "a stored baseline without positive numbers"),
         (

@@ -93,6 +93,46 @@ def test_a_case_says_how_many_launches_measured_it_also_where_its_numbers_must_n
     assert cases["sim/eagle3/c008"].numbers is None
 
 
+def test_a_record_says_what_a_case_was_held_against_and_what_moved() -> None:
+    reference = tuple(launch(measured(100.0, acceptance=2.0), arm="reference", ordinal=n) for n in (1, 2, 3))
+    ours = tuple(launch(measured(90.0, acceptance=1.8), ordinal=n, duration_s=90.0) for n in (1, 2, 3))
+    both = tuple(each for pair in zip(ours, reference, strict=True) for each in pair)
+    old = stored(99.9, 100.0, 100.1, 100.0, acceptance=2.0)
+    found = compact(campaign(suite(store=(old,), launches=both, reference=True))).suites[0]
+    (case,), (variant,) = found.cases, found.variants
+    assert (case.verdict, case.route, case.nights, case.set_aside, case.ended) == (
+        "REGRESSED",
+        "reference",
+        1,
+        False,
+        None,
+    )
+    assert case.launches == 3
+    assert case.moved is not None
+    acceptance, steps = case.moved.parts
+    assert (acceptance.name, steps.name) == ("acceptance length", "steps/s")
+    assert (acceptance.before, acceptance.after) == pytest.approx((2.0, 1.8))
+    assert (steps.before, steps.after) == pytest.approx((50.0, 50.0))
+    assert (acceptance.share, steps.share) == pytest.approx((1.0, 0.0), abs=1e-9)
+    assert acceptance.effect.change == pytest.approx(-0.1)
+    assert (variant.launches, variant.rig_s) == (3, 270.0)
+    assert variant.reference is not None
+    assert (variant.reference.launches, variant.reference.rig_s) == (3, 180.0)
+
+
+def test_a_record_that_was_kept_before_it_told_all_of_that_is_read(project: Path) -> None:
+    kept = json.loads(to_json(asdict(compact(SIMULATED))))
+    for each in kept["suites"]:
+        for variant in each["variants"]:
+            del variant["reference"]
+        for case in each["cases"]:
+            for name in ("route", "nights", "set_aside", "ended", "could_see", "drift", "moved"):
+                del case[name]
+    keep(project, SIMULATED.id, kept)
+    assert main(["docs", "--root", str(project)]) == 0
+    jsonschema.validate(kept, json.loads(SCHEMA.read_text()))
+
+
 def test_the_schema_refuses_what_is_no_record() -> None:
     kept = json.loads(to_json(asdict(compact(SIMULATED))))
     kept["suites"][0]["cases"][0]["numbers"]["output_throughput"] = "fast"

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from perf.gate import Word
-from perf.gate import judge as judge_samples
+from perf.interval import judge as judge_samples
 from perf.record import SuiteRecord
 from perf.relations import judge, level_of
 from perf.suite import Relation

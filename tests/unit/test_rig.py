@@ -1,6 +1,8 @@
 """Which machine a baseline belongs to."""
 
 import re
+from dataclasses import replace
+from pathlib import Path
 
 from perf import rig
 from perf.rig import Gpu, Rig, visible
@@ -9,12 +11,18 @@ BLACKWELL = "NVIDIA RTX PRO 6000 Blackwell Server Edition"
 
 
 def gpus(*uuids: str, name: str = BLACKWELL) -> tuple[Gpu, ...]:
-    return tuple(Gpu(name=name, uuid=uuid, power_limit_w=600.0) for uuid in uuids)
+    return tuple(Gpu(name=name, uuid=uuid, power_limit_w=600.0, clocks_mhz=None, persistent=None) for uuid in uuids)
 
 
 def machine(*cards: Gpu) -> Rig:
     return Rig(
-        gpus=cards, driver="590.1", cpu="AMD EPYC 9575F 64-Core Processor", machine="0123456789abcdef", kernel="6.1"
+        gpus=cards,
+        driver="590.1",
+        cuda="13.1",
+        cpu="AMD EPYC 9575F 64-Core Processor",
+        governor="performance",
+        machine="0123456789abcdef",
+        kernel="6.1",
     )
 
 
@@ -36,8 +44,36 @@ def test_a_machine_without_a_gpu_is_named_by_its_cpu_and_its_id() -> None:
 
 
 def test_power_limits_go_with_the_uuids_not_with_the_order_of_listing() -> None:
-    first, second = gpus("GPU-a")[0], Gpu(name=BLACKWELL, uuid="GPU-b", power_limit_w=450.0)
+    first, second = gpus("GPU-a")[0], replace(gpus("GPU-b")[0], power_limit_w=450.0)
     assert machine(first, second).power_limits_w == machine(second, first).power_limits_w == (600.0, 450.0)
+
+
+def test_the_fingerprint_names_what_may_change_and_leaves_out_what_is_not_known() -> None:
+    cards = (
+        Gpu(name=BLACKWELL, uuid="GPU-b", power_limit_w=None, clocks_mhz=(2430, 1593), persistent=True),
+        Gpu(name=BLACKWELL, uuid="GPU-a", power_limit_w=None, clocks_mhz=(1980, 1593), persistent=True),
+    )
+    assert machine(*cards).fingerprint == (
+        ("driver", "590.1"),
+        ("CUDA of the driver", "13.1"),
+        ("application clocks", "1980/1593 MHz, 2430/1593 MHz"),
+        ("persistence mode", "on"),
+        ("CPU", "AMD EPYC 9575F 64-Core Processor"),
+        ("CPU governor", "performance"),
+        ("Linux", "6.1"),
+    )
+    assert [name for name, _ in replace(machine(), driver=None, cuda=None, governor=None).fingerprint] == [
+        "CPU",
+        "Linux",
+    ]
+
+
+def test_governors_that_differ_are_both_told(tmp_path: Path) -> None:
+    assert rig._governor(tmp_path) is None
+    for cpu, governor in (("cpu0", "powersave"), ("cpu1", "performance"), ("cpu10", "performance")):
+        (tmp_path / cpu / "cpufreq").mkdir(parents=True)
+        (tmp_path / cpu / "cpufreq" / "scaling_governor").write_text(f"{governor}\n")
+    assert rig._governor(tmp_path) == "performance, powersave"
 
 
 def test_only_what_cuda_will_see_counts() -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from perf.measured import SIMULATED_ACCEPTANCE
 from perf.suite import Suite, Variant, load
-from perf.verdict import SIMULATED_ACCEPTANCE
 from tests.emulated.test_published_figures import FLAGS, PUBLISHED
 
 ROOT = Path(__file__).parents[2]

@@ -3,6 +3,7 @@
 import os
 import stat
 import string
+import sys
 import tomllib
 from collections.abc import Iterator
 from dataclasses import replace
@@ -62,6 +63,14 @@ def expecting(lines: str) -> str:
     return PAIR + f"[[expect]]\n{lines}\n"
 
 
+#: A variant that a reference build can run, too.
+WITH_PYTHON = MINIMAL.replace('"serve"', '"{python}", "-m", "serve"') + 'python = "bin/new"\n'
+
+
+def referring(lines: str) -> str:
+    return WITH_PYTHON + f"[reference]\n{lines}\n"
+
+
 LEVELS_ALLOWED = "whole numbers from 1 to 100000, none twice"
 TOKENS_ALLOWED = "a whole number from 1 to 10000000, or a table"
 
@@ -85,7 +94,7 @@ MISTAKES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "an unknown table": (
         MINIMAL + "[gates]\nmargin = 0.1\n",
         "gates",
-        ("unknown key", "gate, suite, variants, workload"),
+        ("unknown key", "gate, reference, suite, variants, workload"),
     ),
     "a text for a table": ('gate = "strict"\n' + MINIMAL, "gate", ("'strict'", "a table")),
     # [suite]
@@ -411,16 +420,88 @@ MISTAKES: dict[str, tuple[str, str, tuple[str, ...]]] = {
         "expect",
         ("{'variant': 'plain'}", "[[expect]]"),
     ),
-    # What this version does not have.
-    "a reference build": (
-        MINIMAL + '[reference]\npython = "/opt/python"\n',
+    # [reference]
+    "a reference without an interpreter": (WITH_PYTHON + "[reference]\n", "reference.python", ("missing", "the path")),
+    "a reference that is a text": (
+        'reference = "old"\n' + WITH_PYTHON,
         "reference",
-        ("not part of this version", "remove [reference]"),
+        ("a text of 3 characters", "a table"),
     ),
-    "a crossover": (
-        expecting('crossover = ["draft", "plain"]'),
+    "a reference with an empty path": (referring('python = ""'), "reference.python", ("seen ''", "the path")),
+    "an unknown key of the reference": (
+        referring('python = "/opt/old"\nbuild = "1"'),
+        "reference.build",
+        ("unknown key", "env, python"),
+    ),
+    "a reference with a name of the environment that is none": (
+        referring('python = "/opt/old"\nenv = { "A B" = "secret" }'),
+        "reference.env.'A B'",
+        ("a text of 6 characters", "merged into every variant's env"),
+    ),
+    "a reference with a number in its environment": (
+        referring('python = "/opt/old"\nenv = { A = 12345 }'),
+        "reference.env.A",
+        ("a value of type int", "a table of texts"),
+    ),
+    "a reference that a variant would not run": (
+        WITH_PYTHON + '[variants.other]\ncommand = ["serve", "{port}"]\n[reference]\npython = "/opt/old"\n',
+        "variants.other.command",
+        ("no {python} beside [reference]", "A against A"),
+    ),
+    "a reference that is a variant's own": (
+        referring('python = "./bin/../bin/new"'),
+        "reference.python",
+        ("that of the variant plain too", "another than those of the variants", "A against A"),
+    ),
+    "a reference that is what runs pytest": (
+        referring(f'python = "{sys.executable}"').replace('python = "bin/new"\n', ""),
+        "reference.python",
+        ("that of the variant plain too", "A against A"),
+    ),
+    "a crossover of one": (
+        expecting('crossover = ["draft"]'),
         "expect[0].crossover",
-        ("not part of this version", "remove"),
+        ("seen ['draft']", "two variants of this file"),
+    ),
+    "a crossover of three": (
+        expecting('crossover = ["draft", "plain", "draft"]'),
+        "expect[0].crossover",
+        ("seen ['draft', 'plain', 'draft']", "two variants of this file"),
+    ),
+    "a crossover with itself": (
+        expecting('crossover = ["draft", "draft"]'),
+        "expect[0].crossover",
+        ("seen ['draft', 'draft']", "two variants of this file: plain, draft"),
+    ),
+    "a crossover of nobody": (
+        expecting('crossover = ["draft", "turbo"]'),
+        "expect[0].crossover",
+        ("seen ['draft', 'turbo']", "two variants of this file: plain, draft"),
+    ),
+    "a crossover that is a text": (
+        expecting('crossover = "draft"'),
+        "expect[0].crossover",
+        ("seen 'draft'", "two variants of this file"),
+    ),
+    "a crossover of numbers": (
+        expecting("crossover = [1, 16]"),
+        "expect[0].crossover[0]",
+        ("seen 1", "two variants of this file"),
+    ),
+    "a crossover at a level": (
+        expecting('crossover = ["draft", "plain"]\nat = 16'),
+        "expect[0].at",
+        ("unknown key", "allowed here: crossover"),
+    ),
+    "the second expectation of nobody": (
+        expecting('crossover = ["draft", "plain"]\n[[expect]]\nvariant = "turbo"\nof = ["plain"]'),
+        "expect[1].variant",
+        ("'turbo'", "one of plain, draft"),
+    ),
+    "one crossover twice": (
+        expecting('crossover = ["draft", "plain"]\n[[expect]]\ncrossover = ["draft", "plain"]'),
+        "expect",
+        ("night/expect/crossover-of-draft-and-plain twice", "every expectation once"),
     ),
 }
 
@@ -439,6 +520,8 @@ MISTAKES: dict[str, tuple[str, str, tuple[str, ...]]] = {
         in_variant('env = { "A=B" = "hunter22" }'),
         in_variant('api_key_env = "sk-hunter22"'),
         in_variant('api_key_file = ["hunter22"]'),
+        WITH_PYTHON + '[[reference]]\nenv = { API_KEY = "hunter22" }\n',
+        referring('python = "/opt/old"\nenv = { "A=B" = "hunter22" }'),
     ],
 )
 def test_what_may_hold_a_secret_is_refused_without_being_shown(text: str) -> None:
@@ -481,6 +564,8 @@ HOSTILE = "\\u001b]0;owned\\u0007\\u001b[31m\\r\\n\\u202E\\u0000/../x"
         in_variant(f'extends = "{HOSTILE}"'),
         in_variant(f'env = {{ "{HOSTILE}" = "1" }}'),
         in_variant(f'env = {{ "{HOSTILE}" = 1 }}'),
+        referring(f'python = "/opt/old"\nenv = {{ "{HOSTILE}" = "1" }}'),
+        referring(f'python = "/opt/old"\n"{HOSTILE}" = "1"'),
         in_variant(f'[variants."{HOSTILE}"]\nextends = "{HOSTILE}"'),
         in_workload(f'output_tokens = {{ default = 8, "{HOSTILE}" = 1 }}'),
         in_workload(f'prompts = "{HOSTILE}"'),
@@ -523,7 +608,7 @@ def test_a_minimal_suite_has_the_documented_defaults() -> None:
     assert (plain.api_key_env, plain.api_key_file) == (None, None)
     assert (plain.ready_path, plain.ready_timeout_s) == ("/health", 1800)
     assert plain.expected_tok_s == ()
-    assert suite.expectations == ()
+    assert (suite.reference, suite.expectations) == (None, ())
     assert not suite.advisory
 
 
@@ -671,6 +756,30 @@ def test_a_variant_does_not_change_the_one_it_extends() -> None:
     assert variant(FAMILY, "oldest") == variant(alone, "oldest")
 
 
+def test_the_reference_build_runs_a_variant_with_its_own_interpreter_and_more_environment_and_nothing_else() -> None:
+    suite = read(
+        WITH_PYTHON
+        + 'env = { A = "variant", B = "variant" }\nmodel = "tiny"\n[variants.other]\nextends = "plain"\n'
+        + '[reference]\npython = "/opt/old/bin/python"\nenv = { B = "reference", C = "reference" }\n'
+    )
+    assert suite.reference is not None
+    plain, other = suite.variants
+    running = suite.reference.running(plain)
+    assert running == replace(plain, python="/opt/old/bin/python", env=running.env)
+    assert dict(running.env) == {"A": "variant", "B": "reference", "C": "reference"}
+    assert dict(plain.env) == {"A": "variant", "B": "variant"}
+    assert suite.reference.running(other) == replace(running, name="other")
+
+
+def test_two_environments_of_one_interpreter_are_two_builds(tmp_path: Path) -> None:
+    """As `venv` makes them: their interpreters are links to one and the same."""
+    for name in ("new", "old"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "python").symlink_to(sys.executable)
+    text = WITH_PYTHON.replace("bin/new", "new/python") + '[reference]\npython = "old/python"\n'
+    assert parse(text, tmp_path / "night.toml").reference is not None
+
+
 def test_the_port_may_come_with_the_arguments() -> None:
     text = SUITE + WORKLOAD + '[variants.plain]\ncommand = ["serve"]\nargs = ["--port={port}"]\n'
     assert read(text).variants[0].command == ("serve", "--port={port}")
@@ -745,6 +854,20 @@ def test_all_cases_and_relations_share_the_false_alarms_of_the_suite() -> None:
     assert read(MINIMAL).family == 2
     assert read(PAIR).family == 4
     assert read(expecting('variant = "plain"\nof = ["draft"]\nat = "every level"')).family == 6
+    assert read(expecting('crossover = ["draft", "plain"]')).family == 5
+
+
+def test_a_crossover_is_one_item_beside_the_relations() -> None:
+    suite = read(
+        expecting('crossover = ["draft", "plain"]\n[[expect]]\nvariant = "plain"\nof = ["draft"]')
+        + '[[expect]]\ncrossover = ["plain", "draft"]\n'
+    )
+    assert [(each.id, each.suite, each.first, each.second) for each in suite.crossovers] == [
+        ("night/expect/crossover-of-draft-and-plain", "night", "draft", "plain"),
+        ("night/expect/crossover-of-plain-and-draft", "night", "plain", "draft"),
+    ]
+    assert [each.id for each in suite.relations] == ["night/expect/plain-of-draft/saturation"]
+    assert suite.family == 4 + 1 + 2
 
 
 # The digest of what a case is asked.
@@ -783,6 +906,7 @@ def test_what_another_level_is_asked_does_not_change_a_digest(line: str) -> None
         in_variant('args = ["--tp", "8"]\nenv = { A = "1" }'),
         in_variant("expected_tok_s = { 1 = 92.7 }"),
         expecting('variant = "plain"\nof = ["draft"]'),
+        referring('python = "/opt/old"\nenv = { A = "1" }'),
     ],
 )
 def test_who_is_asked_and_how_it_is_judged_does_not_change_a_digest(text: str) -> None:

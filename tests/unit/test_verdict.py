@@ -8,7 +8,8 @@ from perf import report
 from perf.gate import Word
 from perf.record import LaunchRecord, Measurement, RoundRecord, SuiteRecord
 from perf.sample import Build, StoredCase
-from perf.verdict import SIMULATED_ACCEPTANCE, CaseVerdict, judge_case, rule
+from perf.measured import SIMULATED_ACCEPTANCE
+from perf.verdict import CaseVerdict, bound, judge_case
 from tests.unit.simulated import failed, launch, measured, stored, suite
 
 STORE = stored(99.8, 100.0, 100.2, 100.0)
@@ -61,9 +62,9 @@ def test_the_launch_is_the_sample_and_its_rounds_share_its_luck() -> None:
 
 def test_alpha_is_shared_by_the_whole_suite_whatever_is_selected() -> None:
     state = suite(levels=(1, 2, 4), variants=("baseline", "eagle3"))
-    assert rule(state).tail == pytest.approx(0.01 / 6 / 3)
+    assert bound(state).tail == pytest.approx(0.01 / 6 / 3)
     few = replace(state, cases=tuple(replace(each, selected=each.level == 1) for each in state.cases))
-    assert rule(few) == rule(state)
+    assert bound(few) == bound(state)
 
 
 def test_without_a_stored_baseline_there_is_nothing_to_compare_with() -> None:
@@ -153,7 +154,15 @@ def test_nothing_is_noted_where_nothing_differs() -> None:
     assert judged(100.0, 100.0).notes == ()
 
 
-OLD = Build(sglang="0.5.22", torch="2.9.0", commit="1a2b3c4d5e6f7a8b", dirty=None, packages="0123456789abcdef")
+OLD = Build(
+    sglang="0.5.22",
+    torch="2.9.0",
+    cuda=None,
+    commit="1a2b3c4d5e6f7a8b",
+    dirty=None,
+    kernels=(),
+    packages="0123456789abcdef",
+)
 NEW = replace(OLD, sglang="0.5.23", commit="9f3e1d0c21ab7788", dirty="5d41402abc4b2a76")
 
 
