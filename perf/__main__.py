@@ -393,7 +393,7 @@ def _promote(options: argparse.Namespace, store: Store) -> int:
     for line in told(outcome):
         print(line)
     print(f'campaign {campaign.id} -> {store.folder}, "{printable(options.reason, MAX_REASON)}"')
-    return EXIT_REFUSED if outcome.refused or not outcome.promoted else 0
+    return EXIT_REFUSED if outcome.refused or not (outcome.promoted or outcome.crossovers) else 0
 
 
 def _check(options: argparse.Namespace) -> int:
@@ -446,8 +446,11 @@ def _judged(suites: tuple[SuiteRecord, ...], campaign: Campaign, folder: Path, o
 def _against(suite: SuiteRecord, store: Store) -> SuiteRecord:
     """The suite with the baselines of another store in place of those it was judged with."""
     stored = store.by_case(suite.rig_id, suite.name, dict.fromkeys(case.variant for case in suite.cases))
+    crossovers = store.crossovers(suite.rig_id, suite.name) if suite.crossovers else {}
     return replace(
-        suite, cases=tuple(replace(case, stored=stored.get((case.variant, case.level))) for case in suite.cases)
+        suite,
+        cases=tuple(replace(case, stored=stored.get((case.variant, case.level))) for case in suite.cases),
+        crossovers=tuple(replace(each, stored=crossovers.get(each.crossover.id)) for each in suite.crossovers),
     )
 
 

@@ -1,13 +1,15 @@
 """Stored baselines: raw per-launch samples, one file for each rig, suite and variant, written by promotion only.
 
-A file is valid pytest-benchmark JSON, so that `pytest-benchmark compare` reads it. The sample stands once, in
+Beside them one file of crossovers, the levels from which one variant is faster than another. A file of a variant is
+valid pytest-benchmark JSON, so that `pytest-benchmark compare` reads it. The sample stands once, in
 `extra_info`; the statistics beside it are computed from it when the file is written and never read. A digest of the
 sample stands beside it: what was changed since it was promoted, by whomever, is no baseline.
 """
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -17,6 +19,8 @@ from pydantic import ConfigDict, TypeAdapter
 from pytest_benchmark.stats import Stats
 
 from perf import carrier, migration
+from perf.crossover import StoredCrossover
+from perf.crossover import is_sound as is_sound_crossover
 from perf.files import FileError, read_json, to_json, write_text
 from perf.sample import SCHEMA, StoredCase, is_sound, joined, may_join, succeeded, throughputs
 from perf.text import printable
@@ -46,7 +50,19 @@ class _File:
     benchmarks: tuple[_Benchmark, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Crossovers:
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(allow_inf_nan=False)
+    version: Literal["sglang-perf crossovers 1"]
+    rig: str
+    crossovers: tuple[StoredCrossover, ...]
+
+
 _ADAPTER = TypeAdapter(_File)
+_CROSSOVERS = TypeAdapter(_Crossovers)
+
+#: The file of all crossovers of a suite; no variant is called so.
+CROSSOVERS = "crossover"
 
 
 class Store:
@@ -62,12 +78,8 @@ class Store:
     def read(self, rig_id: str, suite: str, variant: str) -> tuple[StoredCase, ...]:
         """The stored cases of a variant, none where there is no file. Raises FileError for a file that is damaged."""
         path = self.path(rig_id, suite, variant)
-        try:
-            path.stat()
-        except (FileNotFoundError, NotADirectoryError):
+        if not _is_there(path, "a baseline file"):
             return ()
-        except OSError as error:
-            raise FileError(f"{path}: cannot be read as a baseline file: {error.strerror}") from error
         changed: list[int] = []
 
         def upgrade(data: bytes) -> bytes:
@@ -97,21 +109,63 @@ class Store:
         the new ones join them; all is refused where some may not. Raises FileError.
         """
         path = self.path(rig_id, suite, variant)
+        with self._locked(path):
+            levels = {case.level: case for case in self.read(rig_id, suite, variant)}
+            for case in cases:
+                old = levels.get(case.level)
+                if old is not None and add and not may_join(old, case):
+                    raise FileError(
+                        f"{path}: level {case.level}: another promotion stored what these launches cannot join; "
+                        "nothing was changed"
+                    )
+                levels[case.level] = case if old is None else (joined if add else succeeded)(old, case)
+            write_text(path, _render(rig_id, [levels[level] for level in sorted(levels)]))
+        return path
+
+    def crossovers(self, rig_id: str, suite: str) -> dict[str, StoredCrossover]:
+        """The stored crossovers of a suite by their ids, none where there is no file.
+
+        Raises FileError for a file that is damaged.
+        """
+        path = self.path(rig_id, suite, CROSSOVERS)
+        if not _is_there(path, "a file of crossovers"):
+            return {}
+        file = read_json(path, _CROSSOVERS, "a file of crossovers", migration.crossovers)
+        if file.rig != rig_id:
+            raise FileError(f"{path}: is of rig {printable(file.rig, 80)}, not of this one; {_RESTORE}")
+        for each in file.crossovers:
+            if not is_sound_crossover(each):
+                raise FileError(
+                    f"{path}: {printable(each.crossover, 120)}: a stored crossover must be finite numbers from which "
+                    f"its estimate follows, as it was promoted; {_RESTORE}"
+                )
+            if each.crossover != f"{suite}/expect/crossover-of-{each.first}-and-{each.second}":
+                raise FileError(f"{path}: holds {printable(each.crossover, 120)}, which belongs elsewhere; {_RESTORE}")
+        found = {each.crossover: each for each in file.crossovers}
+        if len(found) != len(file.crossovers):
+            raise FileError(f"{path}: a crossover stands twice, as after a merge; {_RESTORE}")
+        return found
+
+    def promote_crossovers(self, rig_id: str, suite: str, crossovers: Iterable[StoredCrossover]) -> Path:
+        """Store these, each in place of what stood for it, and leave the others alone. Raises FileError."""
+        path = self.path(rig_id, suite, CROSSOVERS)
+        with self._locked(path):
+            whole = self.crossovers(rig_id, suite) | {each.crossover: each for each in crossovers}
+            file = _Crossovers(
+                version="sglang-perf crossovers 1", rig=rig_id, crossovers=tuple(whole[id] for id in sorted(whole))
+            )
+            write_text(path, to_json(asdict(file), indent=1))
+        return path
+
+    @contextmanager
+    def _locked(self, path: Path) -> Iterator[None]:
+        """While a file is read and written again. Raises FileError."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             with FileLock(self.folder / ".lock", timeout=LOCK_TIMEOUT_S):
-                levels = {case.level: case for case in self.read(rig_id, suite, variant)}
                 for left in path.parent.glob(f".{path.name}.*.tmp"):  # of a promotion that was killed: ours is the lock
                     left.unlink(missing_ok=True)
-                for case in cases:
-                    old = levels.get(case.level)
-                    if old is not None and add and not may_join(old, case):
-                        raise FileError(
-                            f"{path}: level {case.level}: another promotion stored what these launches cannot join; "
-                            "nothing was changed"
-                        )
-                    levels[case.level] = case if old is None else (joined if add else succeeded)(old, case)
-                write_text(path, _render(rig_id, [levels[level] for level in sorted(levels)]))
+                yield
         except Timeout as error:
             raise FileError(
                 f"{self.folder / '.lock'}: another promotion or a prune has held it for {LOCK_TIMEOUT_S:.0f} s; "
@@ -119,7 +173,16 @@ class Store:
             ) from error
         except OSError as error:
             raise FileError(f"{self.folder}: cannot be written: {error.strerror}; nothing was changed") from error
-        return path
+
+
+def _is_there(path: Path, what: str) -> bool:
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise FileError(f"{path}: cannot be read as {what}: {error.strerror}") from error
+    return True
 
 
 def _believe(case: StoredCase, path: Path, place: str) -> None:

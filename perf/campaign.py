@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from perf import relations
-from perf.gate import Flags, Gate, Word
+from perf.gate import Flags, Gate
 from perf.measured import faults, measurements, not_comparable
 from perf.record import Arm, CaseRecord, LaunchRecord, Order, SuiteRecord
 from perf.text import duration
 from perf.trial import Trial, Trials
-from perf.verdict import judge_relation, relation_looks
+from perf.verdict import is_open, open_levels, relation_looks
 
 #: Launches of a case without a baseline, so that the next run can judge.
 FIRST_BASELINE_LAUNCHES = 4
@@ -114,7 +114,7 @@ def next_block(suite: SuiteRecord, variant: str, trials: tuple[Trial, ...]) -> B
             for case in suite.cases
             if case.variant == variant and case.level not in judged and case.selected and _owed(suite, case)
         }
-        candidate |= frozenset(_owed_to_relations(suite, variant))
+        candidate |= frozenset(_owed_to_relations(suite, variant)) | frozenset(_owed_to_crossovers(suite, variant))
     if reference and max(launches["reference"], 0 if joining else launches["candidate"]) >= suite.max_launches:
         candidate, reference = candidate - reference, frozenset()
     if launches["candidate"] >= suite.max_launches:
@@ -222,15 +222,31 @@ def _owed_to_relations(suite: SuiteRecord, variant: str) -> Iterator[int]:
         variants = (relation.variant, *relation.of)
         if not record.selected or variant not in variants:
             continue
-        level = relations.level_of(relation, tuple(case.level for case in suite.cases))
+        level = relations.place(suite, relation).level
         case = next(each for each in suite.cases if (each.variant, each.level) == (variant, level))
         taken = {each: len(measurements(suite, each, level)) for each in variants}
         pairs = min(taken.values())
         if faults(suite, case) or taken[variant] >= _next_look(suite, pairs):
             continue
-        # Between two looks nothing is judged.
-        if pairs not in relation_looks(suite) or judge_relation(suite, record).word is Word.INCONCLUSIVE:
+        if not pairs or is_open(suite, record):
             yield level
+
+
+def _owed_to_crossovers(suite: SuiteRecord, variant: str) -> Iterator[int]:
+    """The same for crossovers, which must see every level."""
+    for record in suite.crossovers:
+        variants = (record.crossover.first, record.crossover.second)
+        ours = [case for case in suite.cases if case.variant in variants]
+        if not record.selected or variant not in variants or any(faults(suite, case) for case in ours):
+            continue
+        taken = {(case.variant, case.level): len(measurements(suite, case.variant, case.level)) for case in ours}
+        levels = [case.level for case in ours if case.variant == variant]
+        pairs = {level: min(taken[each, level] for each in variants) for level in levels}
+        missing = [level for level in levels if not pairs[level]]
+        again = () if missing else open_levels(suite, record, without_baseline=FIRST_BASELINE_LAUNCHES)
+        for level in (*missing, *again):
+            if taken[variant, level] < _next_look(suite, pairs[level]):
+                yield level
 
 
 def _next_look(suite: SuiteRecord, taken: int) -> int:

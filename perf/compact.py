@@ -12,6 +12,7 @@ from typing import ClassVar, Literal
 
 from pydantic import ConfigDict, TypeAdapter
 
+from perf.crossover import Shape, sentence
 from perf.files import MAX_NUMBER
 from perf.measured import measurements
 from perf.metrics import RoundSummary
@@ -19,7 +20,7 @@ from perf.moved import Change, Effect, Explanation
 from perf.record import Campaign, CaseRecord, LaunchRecord, SuiteRecord, WorkloadRecord
 from perf.sample import Build, geometric_mean
 from perf.validity import Reason
-from perf.verdict import MAX_LOG, CaseVerdict, End, RelationVerdict, Route, judge
+from perf.verdict import MAX_LOG, CaseVerdict, CrossoverVerdict, End, RelationVerdict, Route, judge
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,6 +135,38 @@ class CompactRelation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CompactLead:
+    """By how much the first variant of a crossover is faster at a level: a share, within [`lo`, `hi`] at all levels."""
+
+    level: int
+    lead: float | None
+    lo: float | None
+    hi: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompactCrossover:
+    """One crossover: from which level on is `second` faster than `first`? `told` says it in words.
+
+    `estimate` is on the scale of levels and lies within [`lo`, `hi`]; None is no bound, or no such place.
+    """
+
+    id: str
+    first: str
+    second: str
+    verdict: str
+    gated: bool
+    shape: Shape | None
+    told: str | None
+    estimate: float | None
+    lo: float | None
+    hi: float | None
+    levels: tuple[CompactLead, ...]
+    notes: tuple[str, ...]
+    reasons: tuple[Reason, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CompactReference:
     """How the reference build of a variant ran, by its last launch; `launches` of it took `rig_s` seconds together."""
 
@@ -179,6 +212,7 @@ class CompactSuite:
     variants: tuple[CompactVariant, ...]
     cases: tuple[CompactCase, ...]
     relations: tuple[CompactRelation, ...]
+    crossovers: tuple[CompactCrossover, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,6 +288,7 @@ def _suite(suite: SuiteRecord) -> CompactSuite:
             _case(suite, cases[verdict.id], verdict) for verdict in verdicts if isinstance(verdict, CaseVerdict)
         ),
         relations=tuple(_relation(verdict) for verdict in verdicts if isinstance(verdict, RelationVerdict)),
+        crossovers=tuple(_crossover(verdict) for verdict in verdicts if isinstance(verdict, CrossoverVerdict)),
     )
 
 
@@ -339,6 +374,28 @@ def _relation(verdict: RelationVerdict) -> CompactRelation:
         verdict=verdict.word.value,
         gated=verdict.advisory is None,
         judgement=_judgement(verdict),
+        reasons=verdict.reasons,
+    )
+
+
+def _crossover(verdict: CrossoverVerdict) -> CompactCrossover:
+    found = verdict.crossing
+    return CompactCrossover(
+        id=verdict.id,
+        first=verdict.first,
+        second=verdict.second,
+        verdict=verdict.word.value,
+        gated=verdict.advisory is None,
+        shape=None if found is None else found.shape,
+        told=None if found is None else sentence(found, verdict.first, verdict.second),
+        estimate=None if found is None else found.estimate,
+        lo=None if found is None else found.lo,
+        hi=None if found is None else found.hi,
+        levels=tuple(
+            CompactLead(level=each.level, lead=_end(each.advantage), lo=_end(each.lo), hi=_end(each.hi))
+            for each in verdict.levels
+        ),
+        notes=verdict.notes,
         reasons=verdict.reasons,
     )
 

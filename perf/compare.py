@@ -47,7 +47,10 @@ def compared(before: Campaign, after: Campaign) -> Comparison:
             cases.append(replace(case, stored=found))
         alone = tuple(replace(each, selected=False) for each in suite.relations)
         ours = tuple(each for each in suite.launches if each.arm == "candidate")
-        suites.append(replace(suite, cases=tuple(cases), relations=alone, launches=ours, reference=False))
+        crossovers = tuple(replace(each, selected=False) for each in suite.crossovers)
+        suites.append(
+            replace(suite, cases=tuple(cases), relations=alone, crossovers=crossovers, launches=ours, reference=False)
+        )
     left_out += [f"{case} is not in {after.id} on {rig}" for rig, case in stored]
     if not any(case.stored for suite in suites for case in suite.cases):
         raise FileError(

@@ -12,12 +12,13 @@ from pathlib import Path
 from tabulate import tabulate
 
 from perf import migration
-from perf.baseline import Store
+from perf.baseline import CROSSOVERS, Store
+from perf.crossover import StoredCrossover, sentence
 from perf.files import FileError
 from perf.promotion import DEFAULT_BASELINES
 from perf.rig import EMULATED_RIG_ID
 from perf.sample import Promotion, StoredCase, throughputs
-from perf.suite import SHIPPED, Suite
+from perf.suite import SHIPPED, Crossover, Suite
 from perf.text import percent, printable, share
 
 #: Beside the suites of a rig: its fingerprint.
@@ -45,10 +46,21 @@ class StoredFile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StoredCrossovers:
+    """A file of crossovers that could be read, by their ids."""
+
+    path: Path
+    rig_id: str
+    suite: str
+    crossovers: Mapping[str, StoredCrossover]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Contents:
     """Everything in a store: its files, those that are damaged with the reason, and what has no place in a store."""
 
     files: tuple[StoredFile, ...]
+    crossovers: tuple[StoredCrossovers, ...]
     damaged: Mapping[Path, str]
     strange: tuple[Path, ...]
 
@@ -56,6 +68,7 @@ class Contents:
 def contents(store: Store) -> Contents:
     """Read a whole store. What is hidden, or no JSON, is somebody else's; a store that is not there is empty."""
     files: list[StoredFile] = []
+    crossovers: list[StoredCrossovers] = []
     damaged: dict[Path, str] = {}
     strange: list[Path] = []
 
@@ -81,10 +94,16 @@ def contents(store: Store) -> Contents:
                     strange.append(path)
                     continue
                 try:
-                    files.append(_read(store, path))
+                    if path.stem == CROSSOVERS:
+                        found = store.crossovers(rig.name, suite.name)
+                        crossovers.append(
+                            StoredCrossovers(path=path, rig_id=rig.name, suite=suite.name, crossovers=found)
+                        )
+                    else:
+                        files.append(_read(store, path))
                 except (FileError, OSError) as error:
                     damaged[path] = str(error)
-    return Contents(files=tuple(files), damaged=damaged, strange=tuple(strange))
+    return Contents(files=tuple(files), crossovers=tuple(crossovers), damaged=damaged, strange=tuple(strange))
 
 
 def _read(store: Store, path: Path) -> StoredFile:
@@ -132,11 +151,12 @@ class Alike:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Covered:
-    """A suite on one rig, None where no rig has any of it."""
+    """A suite on one rig, None where no rig has any of it; `crossovers` are those of the suite that are stored."""
 
     suite: Suite
     rig_id: str | None
     rows: tuple[Alike, ...]
+    crossovers: tuple[StoredCrossover, ...] = ()
 
     @property
     def missing(self) -> dict[str, tuple[int, ...]]:
@@ -153,9 +173,15 @@ class Covered:
         return sum(len(row.levels) for row in self.rows if row.promotion is not None)
 
     @property
+    def missing_crossovers(self) -> tuple[Crossover, ...]:
+        """The crossovers that are not stored."""
+        stored = {each.crossover for each in self.crossovers}
+        return tuple(each for each in self.suite.crossovers if each.id not in stored)
+
+    @property
     def whole(self) -> bool:
-        """Is every case stored, or none owed?"""
-        return self.suite.advisory or not self.missing
+        """Is every case and crossover stored, or none owed?"""
+        return self.suite.advisory or not (self.missing or self.missing_crossovers)
 
     @property
     def changed(self) -> bool:
@@ -214,6 +240,9 @@ def examine(suites: Sequence[Suite], store: Store, here: str | None, *, all_of_t
         if suite is not None or all_of_them:
             older += file.older
             orphans += _orphaned(file, suite)
+    for of in found.crossovers:
+        if by_name.get(of.suite) is not None or all_of_them:
+            orphans += _orphaned_crossovers(of, by_name.get(of.suite))
     return Coverage(
         store=store.folder,
         here=here,
@@ -233,6 +262,15 @@ def _orphaned(file: StoredFile, suite: Suite | None) -> Iterator[Orphan]:
         yield Orphan(path=file.path, why=f"suite {suite.name} has no variant {file.variant}")
     elif gone := tuple(case.level for case in file.cases if case.level not in suite.workload.levels):
         yield Orphan(path=file.path, why=f"suite {suite.name} has no level {_levels(gone)}", levels=gone)
+
+
+def _orphaned_crossovers(file: StoredCrossovers, suite: Suite | None) -> Iterator[Orphan]:
+    if suite is None:
+        yield Orphan(path=file.path, why=f"there is no suite {file.suite}")
+    elif not _is_rig_of(suite, file.rig_id):
+        yield Orphan(path=file.path, why=f"suite {suite.name} is {'' if suite.emulated else 'not '}emulated")
+    elif not file.crossovers.keys() & {each.id for each in suite.crossovers}:
+        yield Orphan(path=file.path, why=f"suite {suite.name} has no such crossover")
 
 
 def _is_changed(case: StoredCase, suite: Suite) -> bool:
@@ -256,7 +294,18 @@ def _covered(suite: Suite, found: Contents) -> Iterator[Covered]:
             for variant in suite.variants
             for row in _rows(suite, variant.name, stored, _DAMAGED if variant.name in damaged else None)
         )
-        yield Covered(suite=suite, rig_id=rig_id, rows=rows)
+        crossovers = {
+            id: each
+            for of in found.crossovers
+            if (of.rig_id, of.suite) == (rig_id, suite.name)
+            for id, each in of.crossovers.items()
+        }
+        yield Covered(
+            suite=suite,
+            rig_id=rig_id,
+            rows=rows,
+            crossovers=tuple(crossovers[each.id] for each in suite.crossovers if each.id in crossovers),
+        )
     if not rigs:
         rows = tuple(row for variant in suite.variants for row in _rows(suite, variant.name, {}, None))
         yield Covered(suite=suite, rig_id=None, rows=rows)
@@ -353,7 +402,16 @@ def _suite(each: Covered, here: str | None, today: date) -> str:
         disable_numparse=True,
         colalign=("left", "left", *("right",) * 6, "left", "left"),
     )
-    return f"{head}\n\n{table}"
+    return "\n\n".join([head, table, *(["\n".join(_crossovers(each))] if suite.crossovers else [])])
+
+
+def _crossovers(each: Covered) -> Iterator[str]:
+    for stored in each.crossovers:
+        name = stored.crossover.rpartition("/")[2]
+        where = f"campaign {printable(stored.campaign, 40)}, {printable(stored.reason, 60)}"
+        yield f"{name}: {sentence(stored.crossing, stored.first, stored.second)} ({where})"
+    for missing in each.missing_crossovers:
+        yield f"{missing.id.rpartition('/')[2]}: not stored"
 
 
 def _cells(row: Alike, levels: tuple[int, ...], today: date) -> tuple[str, ...]:
@@ -427,6 +485,7 @@ def _selection(each: Covered) -> str:
             else [f"/{variant}/{each.suite.level_name(level)}" for level in levels]
         )
     ]
+    words += [missing.id.partition("/")[2] for missing in each.missing_crossovers]
     return f' -k "{" or ".join(words)}"'
 
 

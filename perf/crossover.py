@@ -148,6 +148,17 @@ def contrast(
     return Contrast(level=level, log_ratio=b.mean - a.mean, error=error, freedom=freedom)
 
 
+def difference(low: Contrast, high: Contrast, *, tail: float) -> tuple[float, float] | None:
+    """The interval of how much the logarithm of second / first rises from one level to another; None where unknown."""
+    if low.error is None or high.error is None or low.freedom is None or high.freedom is None:
+        return None
+    one, other = low.error**2, high.error**2
+    freedom = (one + other) ** 2 / (one**2 / low.freedom + other**2 / high.freedom)
+    rise = high.log_ratio - low.log_ratio
+    half = float(special.stdtrit(freedom, 1 - tail)) * math.sqrt(one + other)
+    return rise - half, rise + half
+
+
 def locate(contrasts: Sequence[Contrast], *, tail: float) -> Crossing:
     """The crossover; all that is said of its interval and its levels is wrong with at most `tail` on each side.
 
@@ -276,7 +287,7 @@ def is_sound(stored: StoredCrossover) -> bool:
 
 
 def sentence(crossing: Crossing, first: str, second: str) -> str:
-    """The crossover in words: `baseline is faster from about c=11 on, between c=7.2 and c=16`."""
+    """The crossover in words: `eagle3 is faster up to about c=11, baseline from there on (between c=7.2 and c=16)`."""
     lowest, highest = crossing.levels[0], crossing.levels[-1]
     below, above = crossing.first_faster, crossing.second_faster
     match crossing.shape:
@@ -292,13 +303,26 @@ def sentence(crossing: Crossing, first: str, second: str) -> str:
         case "crosses":
             about = "somewhere" if crossing.estimate is None else f"about {_c(crossing.estimate)}"
             ends = f"between {_c(crossing.lo or lowest)} and {_c(crossing.hi or highest)}"
-            return f"{second} is faster from {about} on, {ends}"
+            return f"{first} is faster up to {about}, {second} from there on ({ends})"
         case "open":
             if below:
                 return f"{first} is faster up to {_c(below[-1])}; from where on {second} is, cannot be told"
             if above:
                 return f"{second} is faster from {_c(above[0])} on; whether {first} is below, cannot be told"
             return f"cannot tell whether {first} or {second} is faster, between {_c(lowest)} and {_c(highest)}"
+
+
+def short(crossing: Crossing) -> str:
+    """The same for a cell of a table."""
+    match crossing.shape:
+        case "first":
+            return f"above {_c(crossing.levels[-1])}"
+        case "second":
+            return f"at or below {_c(crossing.levels[0])}"
+        case "crosses":
+            return f"[{_c(crossing.lo or crossing.levels[0])}, {_c(crossing.hi or crossing.levels[-1])}]"
+        case _:
+            return "?"
 
 
 def _ordered(contrasts: Sequence[Contrast]) -> tuple[Contrast, ...]:

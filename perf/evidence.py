@@ -73,7 +73,9 @@ class Evidence:
         # How far a launch's level lies from the stored mean, if nothing changed: launch, night, time of night.
         total = noise.spread**2 + noise.night + noise.night_level + DRIFT_AT_ONCE * noise.typical
         self._width = np.asarray(CLIPPED_AT * np.sqrt(total), dtype=np.float64)
-        self._ridge: Matrix = RIDGE * float(self._precision.mean()) * np.eye(count)
+        #: Beyond this a candidate's level is pulled in, whichever way it changed.
+        self.reach: Vector = np.maximum(self._width, margin) + margin / 2
+        self._ridge: Matrix = RIDGE * np.diag(self._precision)
         self._launches: list[Observed] = []
         self._center: Vector = np.zeros(count)  # of what the fresh route clips, around the stored mean
         self._strange = False
@@ -99,7 +101,7 @@ class Evidence:
             self._add_fresh(launch)
         else:
             self._fresh.add(launch, information, score, 0.0)
-        reach = np.maximum(self._width, self._margin) + self._margin / 2 if launch.candidate else self._width
+        reach = self.reach if launch.candidate else self._width
         either: Vector = np.where(there, self._pulled_in(deviation, there, -reach, reach), np.nan)
         return either
 

@@ -60,12 +60,19 @@ SPENT_ON_MISSES = 0.3
 DIRECT_AT = 1.645
 #: Launches of each arm that a verdict of change needs; two where more than two levels say the same.
 LAUNCHES_OF_FEW, LAUNCHES_OF_MANY = 3, 2
+#: A level is called with the others of its pattern where it makes that so much likelier (in natural logarithms).
+SUPPORTED_AT = 1.5
 #: Prior weight of "tonight is as noisy as the store", in degrees of freedom.
 GUARD_WEIGHT = 4.0
 #: The first launch says no more than that tonight's variance is so many times the store's.
 MOST_OF_FIRST = 4.0
+#: So many of a level's launches are nearly all of them.
+NEARLY_EVERY = 0.75
 #: Weights of patterns: one level, all of them, anything else.
 SINGLES, ALL, OTHERS = 0.5, 0.3, 0.2
+#: What is suspect may be so many margins, and what convicts is mixed over them with these weights: a large loss is
+#: found sooner.
+SIZES = ((1, 0.7), (2, 0.2), (4, 0.1))
 #: Up to this many levels every set of them is a pattern; above, single levels, neighbours, and all.
 ALL_PATTERNS_UP_TO = 12
 #: A level noisier than this, or than so many times the median, is judged by itself.
@@ -175,6 +182,7 @@ class Gate:
         self.gains = Side(rule, count, GAINS)
         self.launches = {True: np.zeros(count, dtype=int), False: np.zeros(count, dtype=int)}
         self._touched: dict[bool, list[Flags]] = {True: [], False: []}
+        self._beyond = {LOSSES: np.zeros(count, dtype=int), GAINS: np.zeros(count, dtype=int)}
         self.last: Observed | None = None
         self._lone = False
         self.stored = self.fresh = Route(information=np.zeros((count, count)), score=np.zeros((count, 3)))
@@ -195,6 +203,10 @@ class Gate:
         self.guard.add(launch, self.evidence.add(launch))
         self.launches[launch.candidate] += there
         self._touched[launch.candidate].append(there)
+        if launch.candidate:
+            off = launch.logs - self.noise.mean
+            self._beyond[LOSSES] += off < -self.evidence.reach
+            self._beyond[GAINS] += off > self.evidence.reach
         self._lone = launch.candidate and (self.last is None or self.last.block != launch.block)
         self.last = launch
         self.stored, self.fresh = self.evidence.stored(), self.evidence.fresh()
@@ -311,10 +323,29 @@ class Gate:
         for side in (self.losses, self.gains):
             side.look(stored, fresh, self.decided, self.guard)
         for side in (self.losses, self.gains):
-            if side.named is not None and self._proved(side, side.named, fresh):
-                side.convicted = side.convicted | side.named
-                return True
+            if side.named is not None:
+                chosen = self._supported(side, side.named, stored)
+                if self._proved(side, chosen, fresh) or (chosen := self._plain(side, side.named)).any():
+                    side.convicted = side.convicted | chosen
+                    return True
         return False
+
+    def _plain(self, side: "Side", named: Flags) -> Flags:
+        """Where there is only the store: the levels that nearly every launch had further off than is believed of one.
+
+        Clipped as they are, such launches would need many others to say what they say by agreeing with each other.
+        """
+        beyond, launches = self._beyond[side.column], self.launches[True]
+        plain: Flags = named & (launches > 0) & (beyond >= NEARLY_EVERY * launches)
+        if self.rule.reference or not (beyond[plain] >= LAUNCHES_OF_FEW).any():
+            return np.zeros_like(named)
+        return plain
+
+    def _supported(self, side: "Side", named: Flags, route: Route) -> Flags:
+        """The levels of a pattern without those that hardly fit it better than without them: they are not called."""
+        within = (route.information @ named - np.diag(route.information) / 2) * side.effect
+        fits = named & (side.effect * (route.score[:, side.column] - within) > SUPPORTED_AT)
+        return fits if fits.any() else named
 
     def _proved(self, side: "Side", chosen: Flags, fresh: Route) -> bool:
         if side.mixture <= self.rule.conviction:
@@ -334,7 +365,7 @@ class Side:
     def __init__(self, rule: Rule, levels: int, column: int) -> None:
         self.rule, self.column = rule, column
         self.patterns = patterns(levels)
-        self._effect = -rule.log_margin if column == LOSSES else rule.log_margin
+        self.effect = -rule.log_margin if column == LOSSES else rule.log_margin
         self._sizes = self.patterns.sum(axis=1)
         self.convicted: Flags = np.zeros(levels, dtype=bool)
         self.excluded: Flags = np.zeros(len(self.patterns), dtype=bool)
@@ -368,13 +399,13 @@ class Side:
         self._information = information
         step = OVERSHOOT * np.sqrt(factor * np.maximum(grown, 0.0))
         self._lowest = np.minimum(self._lowest, ratio - TILT * information - step)
-        self.suspect = self.suspect | (ratio > SUSPECT_AT * factor)
+        likeliest = np.max([_sized(ratio, information, size) for size, _ in SIZES], axis=0)
+        self.suspect = self.suspect | (likeliest > SUSPECT_AT * factor)
         by_fresh = fresh_ratio - TILT * fresh_information < self.rule.boundary * factor
         self.excluded = np.where(self.suspect, by_fresh, self._lowest < self.rule.boundary * factor)
         self.live = (self.patterns[self.open & ~self.excluded] > 0).any(axis=0) & ~decided
         likelihood = np.where(self.suspect, np.maximum(ratio, fresh_ratio), ratio)
-        convicting = fresh_ratio[self.open] / guard.convicting + self._weights[self.open]
-        self.mixture = float(np.logaddexp.reduce(convicting)) if len(convicting) else -math.inf
+        self.mixture = self._mixed(fresh_ratio, fresh_information, guard.convicting)
         left = self.open & ~self.excluded
         self.named, self.is_suspect = None, False
         if left.any():
@@ -392,10 +423,18 @@ class Side:
 
     def _ratios(self, route: Route) -> tuple[Vector, Vector]:
         """Each pattern's log likelihood ratio against no change, and its information."""
-        effect = self._effect
+        effect = self.effect
         quadratic = ((self.patterns @ route.information) * self.patterns).sum(axis=1)
         information: Vector = effect**2 * quadratic
         return effect * (self.patterns @ route.score[:, self.column]) - information / 2, information
+
+    def _mixed(self, ratio: Vector, information: Vector, factor: float) -> float:
+        """The logarithm of the likelihood ratio, mixed over open patterns and over sizes of the effect in margins."""
+        if not self.open.any():
+            return -math.inf
+        ratio, information, weights = ratio[self.open], information[self.open], self._weights[self.open]
+        mixed = [math.log(weight) + weights + _sized(ratio, information, size) / factor for size, weight in SIZES]
+        return float(np.logaddexp.reduce(np.concatenate(mixed)))
 
     def _log_weights(self) -> Vector:
         """Logarithms of the weights of the open patterns; they add up to one."""
@@ -409,6 +448,11 @@ class Side:
         with np.errstate(divide="ignore"):
             logs: Vector = np.log(weights / weights.sum()) if weights.any() else np.full(len(sizes), -np.inf)
         return logs
+
+
+def _sized(ratio: Vector, information: Vector, size: float) -> Vector:
+    """The log likelihood ratios of an effect that is `size` times as large."""
+    return size * ratio - size * (size - 1) / 2 * information
 
 
 def anytime(variance: float, margin: float, error: float = INTERVAL_ERROR) -> float:

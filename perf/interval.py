@@ -96,42 +96,6 @@ def outcome(lo: float, hi: float, estimate: float, margin: float) -> Word:
     return Word.INCONCLUSIVE
 
 
-def judge(
-    before: tuple[float, ...],
-    after: tuple[float, ...],
-    bound: Bound,
-    *,
-    higher_is_better: bool = True,
-) -> Judgement:
-    """Judge the change from the sample `before` to the sample `after`, one positive number per launch.
-
-    Raises ValueError for an empty sample and for numbers that are zero, negative, infinite or not numbers: such a
-    baseline is an error, never a skip.
-    """
-    first, second = _logs(before), _logs(after)
-    direction = 1.0 if higher_is_better else -1.0
-    estimate = direction * (second.mean - first.mean)
-    spread = _spread(first, second)
-    half = math.inf if spread is None else spread.half_width(bound.tail)
-    lo, hi = estimate - half, estimate + half
-    word = outcome(lo, hi, estimate, bound.log_margin)
-    ends = sorted((direction * lo, direction * hi))
-    return Judgement(
-        word=word,
-        change=_expm1(direction * estimate),
-        lo=_expm1(ends[0]),
-        hi=_expm1(ends[1]),
-        before=math.exp(first.mean),
-        after=math.exp(second.mean),
-        launches_before=len(before),
-        launches_after=len(after),
-        noise_before=first.noise,
-        noise_after=second.noise,
-        could_see=None if spread is None else -math.expm1(-spread.detectable(bound)),
-        launches_needed=None if spread is None else _launches_needed(spread, bound),
-    )
-
-
 def difference(one: Spread | None, other: Spread | None) -> Spread | None:
     """What is known of the difference of two launches (Welch, Satterthwaite); None where one of them is unknown."""
     if one is None or other is None:
@@ -141,14 +105,16 @@ def difference(one: Spread | None, other: Spread | None) -> Spread | None:
     return Spread(spread=math.sqrt(first + second), freedom=min(freedom, MOST_FREEDOM))
 
 
-def judge_pairs(
+def judge(
     before: tuple[float, ...], after: tuple[float, ...], bound: Bound, *, known: Spread | None = None
 ) -> Judgement:
     """Judge `after` over `before`, each the launches of one night in their order: the k-th stand side by side.
 
     What moves over the night cancels in a pair. Launches of one side that have no partner say nothing. `known` is the
-    noise of one difference; it steadies tonight's, and where tonight's pairs vary more, that holds. Raises ValueError
-    as `judge` does.
+    noise of one difference; it steadies tonight's, and where tonight's pairs vary more, that holds.
+
+    Raises ValueError for an empty sample and for numbers that are zero, negative, infinite or not numbers: such a side
+    is an error, never a skip.
     """
     count = min(len(before), len(after))
     first, second = _logs(before[:count]), _logs(after[:count])
@@ -240,61 +206,6 @@ def _paired(pairs: _Logs, known: Spread | None) -> _Paired | None:
 def _pairs_needed(spread: _Paired, bound: Bound) -> int | None:
     def suffices(more: int) -> bool:
         larger = _Paired(variance=spread.variance, count=spread.count + more, freedom=spread.freedom + more)
-        return larger.detectable(bound) <= bound.log_margin
-
-    more = 1 + bisect_left(range(1, MAX_ADVISED_LAUNCHES + 1), True, key=suffices)
-    return more if more <= MAX_ADVISED_LAUNCHES else None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Spread:
-    """The standard error of a difference of two means of launches, and its degrees of freedom.
-
-    The variance is pooled over both samples, so that the store steadies a night of two launches. Where tonight's
-    launches vary more than the pool says, their own variance is used for their own mean: a noisy night widens the
-    interval and never narrows it.
-    """
-
-    pooled: float
-    guarded: float
-    n_before: int
-    n_after: int
-
-    @property
-    def freedom(self) -> int:
-        return self.n_before + self.n_after - 2
-
-    @property
-    def error(self) -> float:
-        return math.sqrt(self.pooled / self.n_before + self.guarded / self.n_after)
-
-    def half_width(self, tail_error: float) -> float:
-        return _t(1 - tail_error, self.freedom) * self.error
-
-    def detectable(self, bound: Bound) -> float:
-        """The loss, as a positive log-ratio, that ends REGRESSED with the power that is asked.
-
-        REGRESSED is an estimate below both -half_width (no change is excluded) and half_width - margin (a loss of the
-        margin is not); the noise of the estimate comes on top.
-        """
-        half = self.half_width(bound.tail)
-        return max(half, bound.log_margin - half) + _t(bound.power, self.freedom) * self.error
-
-
-def _spread(first: _Logs, second: _Logs) -> _Spread | None:
-    n_before, n_after = len(first.values), len(second.values)
-    freedom = n_before + n_after - 2
-    if freedom < 1:
-        return None
-    pooled = (first.squares + second.squares) / freedom
-    guarded = max(pooled, second.squares / (n_after - 1)) if n_after > 1 else pooled
-    return _Spread(pooled=pooled, guarded=guarded, n_before=n_before, n_after=n_after)
-
-
-def _launches_needed(spread: _Spread, bound: Bound) -> int | None:
-    def suffices(more: int) -> bool:
-        n_after = spread.n_after + more
-        larger = _Spread(pooled=spread.pooled, guarded=spread.guarded, n_before=spread.n_before, n_after=n_after)
         return larger.detectable(bound) <= bound.log_margin
 
     more = 1 + bisect_left(range(1, MAX_ADVISED_LAUNCHES + 1), True, key=suffices)

@@ -52,8 +52,8 @@ def reasons(suite: SuiteRecord, case: CaseRecord) -> tuple[Reason, ...]:
         return (Reason(name="not measured", seen=suite.problem, advice="put that right, and measure again"),)
     if found := faults(suite, case):
         return found
-    taken = measurements(suite, case.variant, case.level)
-    if not taken or not all(_whole(measurement) for _, measurement in taken):
+    taken, beside = (measurements(suite, case.variant, case.level, arm) for arm in _ARMS)
+    if not taken or not all(_whole(measurement) for _, measurement in (*taken, *beside)):
         return (
             Reason(
                 name="not measured",

@@ -7,12 +7,14 @@ as old as it says, and is refused. What is no file of ours is passed on as it is
 import json
 from collections.abc import Callable, Mapping
 
+from perf import crossover
 from perf.sample import SCHEMA
 
 #: The schema of campaign files.
 CAMPAIGN_SCHEMA = 2
 
 BASELINE_VERSION = f"sglang-perf baseline {SCHEMA}"
+CROSSOVERS_VERSION = f"sglang-perf crossovers {crossover.SCHEMA}"
 
 _Object = dict[str, object]
 
@@ -34,11 +36,21 @@ def campaign(data: bytes) -> bytes:
 
 def baseline(data: bytes) -> bytes:
     """The text of a baseline file, brought to the schema of samples. Raises ValueError, such as NewerFileError."""
+    return _versioned(data, "sglang-perf baseline", SCHEMA, {1: _baseline_2})
+
+
+def crossovers(data: bytes) -> bytes:
+    """The text of a file of crossovers, which has one schema as yet. Raises ValueError, such as NewerFileError."""
+    return _versioned(data, "sglang-perf crossovers", crossover.SCHEMA, {})
+
+
+def _versioned(data: bytes, kind: str, newest: int, steps: Mapping[int, Callable[[_Object], None]]) -> bytes:
+    """A file whose version is its kind and a number."""
     file = _object(data)
     head, _, number = str(file.get("version") if file else "").rpartition(" ")
-    if file is None or head != "sglang-perf baseline" or not number.isdecimal() or len(number) > 4:
+    if file is None or head != kind or not number.isdecimal() or len(number) > 4:
         return data
-    return _brought(data, file, int(number), SCHEMA, {1: _baseline_2})
+    return _brought(data, file, int(number), newest, steps)
 
 
 def _brought(
@@ -65,7 +77,6 @@ def _campaign_2(file: _Object) -> None:
         _add(suite, "workload")
         _add(suite, "reference", value=False)
         _add(suite, "order_seed", value=0)
-        _add(suite, "crossovers", value=[])
         for launch in _objects(suite.get("launches")):
             _add(launch, "build")
             _add(launch, "arm", value="candidate")
@@ -76,6 +87,7 @@ def _campaign_2(file: _Object) -> None:
         for case in _objects(suite.get("cases")):
             _stored_2(case.get("stored"))
         _add(suite, "fingerprint", value=[])
+        _add(suite, "crossovers", value=[])
     _rig_2(file.get("rig"))
 
 

@@ -260,7 +260,7 @@ def _between(
     if count > 1 and contrasts:
         pooled = float(np.mean(contrasts)) * count / (count - 1)
         freedom = (count - 1) * max(len(mean) - 1, 1)
-        excess = pooled - float(np.mean(expected)) - 0.5 * pooled * float(np.sqrt(2 / freedom))
+        excess = pooled - float(np.mean(expected)) - pooled * float(np.sqrt(2 / freedom))
         night_level = max(excess, 0.0) * weight_told / (count - 1 + NIGHT_LEVEL_WEIGHT) * spread**2
     return night, night_level
 

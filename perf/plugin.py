@@ -28,7 +28,7 @@ from perf.gate import Word
 from perf.measure import Show
 from perf.redaction import Secrets
 from perf.session import CannotMeasureError, Judged, Session, Settings
-from perf.suite import Case, Relation, Suite, SuiteError
+from perf.suite import Case, Crossover, Relation, Suite, SuiteError
 from perf.text import parse_margin, printable, share
 from perf.verdict import CaseVerdict
 
@@ -44,10 +44,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class PerfItem:
-    """What one item is about: a case, a relation, or a suite file that could not be read."""
+    """What one item is about: a case, a relation, a crossover, or a suite file that could not be read."""
 
     suite: Suite | None
-    subject: Case | Relation | None
+    subject: Case | Relation | Crossover | None
     problem: str | None = None
 
     def __repr__(self) -> str:
@@ -204,13 +204,13 @@ def _perf_items(config: pytest.Config, asked: Sequence[str]) -> Iterator[PerfIte
         if seen.setdefault(loaded.name, path) != path:
             yield PerfItem(None, None, f"{path}: suite.name: {loaded.name!r} is also the name of {seen[loaded.name]}")
             continue
-        subjects: tuple[Case | Relation, ...] = (*loaded.cases, *loaded.relations)
+        subjects: tuple[Case | Relation | Crossover, ...] = (*loaded.cases, *loaded.relations, *loaded.crossovers)
         for subject in subjects:
             yield PerfItem(loaded, subject)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """One item for every case and relation, and for every suite file that could not be read."""
+    """One item for every case, relation and crossover, and for every suite file that could not be read."""
     if "perf_item" not in metafunc.fixturenames:
         return
     params = []
@@ -289,6 +289,8 @@ def _refuse_as_carrier(config: pytest.Config) -> None:
 def _variants(item: PerfItem) -> tuple[str, ...]:
     if isinstance(item.subject, Relation):
         return tuple(f"{item.subject.suite}/{name}" for name in (item.subject.variant, *item.subject.of))
+    if isinstance(item.subject, Crossover):
+        return tuple(f"{item.subject.suite}/{name}" for name in (item.subject.first, item.subject.second))
     return (f"{item.subject.suite}/{item.subject.variant}",) if item.subject else ()
 
 
@@ -432,6 +434,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     write = terminalreporter.write_line
     for each in bench.campaign.suites:
         owned = [*(case.id for case in each.cases), *(one.relation.id for one in each.relations)]
+        owned += [one.crossover.id for one in each.crossovers]
         verdicts = [bench.verdicts[id] for id in owned if id in bench.verdicts]
         if not verdicts:
             continue

@@ -7,13 +7,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from perf.baseline import Store
+from perf.crossover import SCHEMA as CROSSOVER_SCHEMA
+from perf.crossover import StoredCrossover, StoredLevel, sentence
 from perf.files import FileError, to_json, write_text
 from perf.gate import Word
 from perf.measured import SIMULATED_ACCEPTANCE, Taken, measurements, sample
 from perf.record import Arm, Campaign, SuiteRecord, now_utc
 from perf.sample import SCHEMA, Promotion, StoredCase, geometric_mean, may_join, throughputs
 from perf.text import percent, printable, share, throughput
-from perf.verdict import CaseVerdict, judge
+from perf.verdict import CaseVerdict, CrossoverVerdict, RelationVerdict, bound, judge
 
 #: Where `python -m perf` looks, from the current folder.
 DEFAULT_BASELINES = Path("baselines")
@@ -65,10 +67,20 @@ class Promoted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PromotedCrossover:
+    """A crossover that was promoted: what was stored before it, and what is now. `word` is the verdict on it."""
+
+    word: Word
+    before: StoredCrossover | None
+    after: StoredCrossover
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What was promoted, and what was not as (case, why)."""
+    """What was promoted, and what was not as (case or crossover, why)."""
 
     promoted: tuple[Promoted, ...]
+    crossovers: tuple[PromotedCrossover, ...]
     refused: tuple[tuple[str, str], ...]
 
 
@@ -82,12 +94,15 @@ def command(folder: Path, baselines: Path) -> str:
 def promote(
     campaign: Campaign, store: Store, *, reason: str, pattern: str | None, add: bool, arm: Arm = "candidate"
 ) -> Outcome:
-    """Store what a campaign measured. Raises PromotionError and FileError; each variant's file is written whole.
+    """Store what a campaign measured. Raises PromotionError and FileError; each file is written whole.
 
-    Promotable is a case of a complete campaign whose own verdict is not INVALID and which was gated. With `add` the
+    Promotable is a case of a complete campaign whose own verdict is not INVALID and which was gated, and a crossover
+    that shows something, whose every case is none of these. With `add` the
     launches join the stored ones, which must be comparable; those of the reference can only join. Every file is read
     before the first is written, so that a damaged one stops all; where a later one cannot be written, PromotionError
     says which cases were promoted.
+
+    A crossover is replaced, never added to: with `add` it is stored only where there is none.
     """
     add = add or arm == "reference"
     if not campaign.complete:
@@ -100,15 +115,20 @@ def promote(
             f"--reason must be one printable line of at most {MAX_REASON} characters that is not empty"
         )
     chosen: list[tuple[SuiteRecord, str, list[StoredCase]]] = []
+    crossovers: list[tuple[SuiteRecord, list[PromotedCrossover]]] = []
     words: dict[str, Word] = {}
     refused: list[tuple[str, str]] = []
     matched = False
     for suite in campaign.suites:
         by_variant: dict[str, list[StoredCase]] = {}
+        crossing: list[CrossoverVerdict] = []
         for verdict in judge(suite):
-            if not isinstance(verdict, CaseVerdict) or (
+            if isinstance(verdict, RelationVerdict) or (
                 pattern is not None and not fnmatch.fnmatchcase(verdict.id, pattern)
             ):
+                continue
+            if isinstance(verdict, CrossoverVerdict):
+                crossing.append(verdict)
                 continue
             matched = True
             words[verdict.id] = verdict.word
@@ -127,6 +147,21 @@ def promote(
             refused += [(case.case, _CANNOT_JOIN[arm]) for case in foreign]
             if joining := [case for case in cases if case not in foreign]:
                 chosen.append((suite, variant, joining))
+        if crossing and arm == "candidate":
+            matched = True
+            there = store.crossovers(suite.rig_id, suite.name)
+            ours: list[PromotedCrossover] = []
+            for found in crossing:
+                before = there.get(found.id)
+                if add and before is not None:
+                    continue  # a night that is added tells of noise, and moves no crossover
+                if why := _why_no_crossover(found):
+                    refused.append((found.id, why))
+                else:
+                    after = _stored_crossover(campaign, suite, found, reason.strip())
+                    ours.append(PromotedCrossover(word=found.word, before=before, after=after))
+            if ours:
+                crossovers.append((suite, ours))
     if not matched:
         raise PromotionError(
             f"no case of campaign {campaign.id}"
@@ -136,7 +171,8 @@ def promote(
                 else " was measured"
             )
         )
-    if any(suite.rig_id == campaign.rig.id for suite, _, _ in chosen):
+    places = [*(suite.rig_id for suite, _, _ in chosen), *(suite.rig_id for suite, _ in crossovers)]
+    if campaign.rig.id in places:
         write_text(store.folder / campaign.rig.id / "rig.json", to_json(_fingerprint(campaign), indent=1))
     promoted: list[Promoted] = []
     for number, (suite, variant, cases) in enumerate(chosen):
@@ -156,7 +192,19 @@ def promote(
             )
             for case in cases
         ]
-    return Outcome(promoted=tuple(promoted), refused=tuple(refused))
+    stored_crossovers: list[PromotedCrossover] = []
+    for suite, ours in crossovers:
+        try:
+            store.promote_crossovers(suite.rig_id, suite.name, [each.after for each in ours])
+        except FileError as error:
+            done = ", ".join([*(each.case for each in promoted), *(each.after.crossover for each in stored_crossovers)])
+            if not done:
+                raise
+            reason = str(error).removesuffix("; nothing was changed")
+            left = ", ".join(each.after.crossover for each in ours)
+            raise PromotionError(f"{reason}; promoted before that: {done}; not promoted: {left}") from error
+        stored_crossovers += ours
+    return Outcome(promoted=tuple(promoted), crossovers=tuple(stored_crossovers), refused=tuple(refused))
 
 
 def told(outcome: Outcome) -> Iterator[str]:
@@ -180,8 +228,16 @@ def told(outcome: Outcome) -> Iterator[str]:
         if each.stored.has_drifted(each.margin):
             together = f"no step lost the margin of {share(each.margin)}, together they did"
             yield f"drifted   {each.case}: {_drift(each)}: {together}"
+    for crossing in outcome.crossovers:
+        was = "-" if crossing.before is None else _told(crossing.before)
+        word = f", {crossing.word}" if crossing.word in (Word.VIOLATED, Word.INCONCLUSIVE) else ""
+        yield f"promoted  {crossing.after.crossover}: {was} -> {_told(crossing.after)}{word}"
     for case, why in outcome.refused:
         yield f"refused   {case}: {printable(why)}"
+
+
+def _told(stored: StoredCrossover) -> str:
+    return sentence(stored.crossing, stored.first, stored.second)
 
 
 def _drift(each: Promoted) -> str:
@@ -198,6 +254,48 @@ def _why_not(taken: Taken, arm: Arm) -> str | None:
         if not measurement.rounds or any(each.summary is None for each in measurement.rounds):
             return f"launch {launch.name} did not measure it to the end"
     return None
+
+
+def _why_no_crossover(found: CrossoverVerdict) -> str | None:
+    if found.advisory:
+        return found.advisory
+    if found.crossing is None:
+        return f"INVALID: {found.reasons[0].name}"
+    if not found.crossing.first_faster and not found.crossing.second_faster:
+        return f"{sentence(found.crossing, found.first, found.second)}: there is nothing to hold; launch more"
+    return None
+
+
+def _stored_crossover(campaign: Campaign, suite: SuiteRecord, found: CrossoverVerdict, reason: str) -> StoredCrossover:
+    """What a campaign showed of a crossover, to be stored."""
+    if found.crossing is None:
+        raise PromotionError(f"{found.id} is INVALID")
+    digests = {case.level: case.workload_digest for case in suite.cases}
+    launches = dict(found.launches)
+    return StoredCrossover(
+        schema=CROSSOVER_SCHEMA,
+        crossover=found.id,
+        first=found.first,
+        second=found.second,
+        power_limits_w=suite.power_limits_w,
+        simulated_acceptance=found.simulated_acceptance,
+        tail=bound(suite).tail,
+        levels=tuple(
+            StoredLevel(
+                workload_digest=digests[each.level],
+                contrast=each,
+                launches_first=launches[each.level][0],
+                launches_second=launches[each.level][1],
+            )
+            for each in found.contrasts
+        ),
+        estimate=found.crossing.estimate,
+        lo=found.crossing.lo,
+        hi=found.crossing.hi,
+        campaign=campaign.id,
+        reason=reason,
+        promoted_at=now_utc(),
+    )
 
 
 def stored_case(

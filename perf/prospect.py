@@ -6,7 +6,7 @@ that was estimated is taken for the truth, so no answer is surer than the store.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,21 +18,23 @@ from perf.campaign import FIRST_BASELINE_LAUNCHES
 from perf.gate import Word, set_aside
 from perf.noise import ASSUMED_SPREAD, PRIOR_NIGHT, PRIOR_SHARED, PRIOR_WEIGHT, Matrix, Noise, Vector
 from perf.plan import Forecast, most_launches
-from perf.record import CaseRecord, CrossoverRecord, RelationRecord, SuiteRecord
+from perf.record import CaseRecord, RelationRecord, SuiteRecord
 from perf.sample import StoredCase
 from perf.simulation import SimulatedRig, Truth
 from perf.suite import Suite
 from perf.text import duration, rough, share
 from perf.trial import stored_noise
 
-#: Nights of one question at most. A chance of one half is then known to a twentieth.
-NIGHTS = 100
+#: Nights of one question at most. A chance of one half is then known to a fifteenth.
+NIGHTS = 60
 #: A chance that is known this well, as a standard error, is known well enough: 24 of 24 nights are.
 WELL_ENOUGH = 0.05
+#: A chance that is surely below the power asked after so many nights need not be known any better.
+HOPELESS_FROM = 12
 #: An upper or lower bound is meant with this probability.
 BOUND = 0.95
-#: Losses that are tried, in margins: each a quarter larger than the one before, up to 14 margins.
-LARGER = tuple(1.25**step for step in range(13))
+#: Losses that are tried, in margins: each half as large again as the one before, up to 11 margins.
+LARGER = tuple(1.5**step for step in range(7))
 #: No loss beyond this is looked for: a level that lost it needs no statistics.
 LARGEST_LOSS = 0.9
 #: Of a hundred unchanged nights, so many take no longer than the minutes that are told.
@@ -73,8 +75,10 @@ class Chance:
         return math.sqrt(share * (1 - share) / (self.nights + 4))
 
     def is_below(self, power: float) -> bool:
-        """Is the chance less, and not only by bad luck?"""
-        return (self.found + 2) / (self.nights + 4) + float(special.ndtri(BOUND)) * self.error < power
+        """Is the chance less, and not only by bad luck? By its upper bound (Clopper and Pearson)."""
+        if self.found == self.nights:
+            return False
+        return float(special.betaincinv(self.found + 1, self.nights - self.found, BOUND)) < power
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,6 +178,7 @@ def prospect(
     lost = math.log1p(-asked.margin)
     every = _chances(rig, dict.fromkeys(rig.noise, np.full(len(rig.levels), lost)), None, nights)
     alone = {level: _chances(rig, rig.change(level, lost), level, nights) for level in rig.levels}
+    smallest = {level: _smallest(rig, level, chances, nights) for level, chances in alone.items()}
     return Prospect(
         question=asked,
         variants=tuple(
@@ -181,9 +186,8 @@ def prospect(
                 chosen,
                 rig,
                 name,
-                {level: found[name] for level, found in alone.items() if name in found},
+                {level: (chances[name], smallest[level][name]) for level, chances in alone.items() if name in chances},
                 every[name],
-                nights,
             )
             for name in rig.noise
         ),
@@ -224,12 +228,12 @@ class _Rig:
     roots: Mapping[str, Matrix]
     budget_s: float | None
 
-    def change(self, level: int, log_ratio: float, only: str | None = None) -> dict[str, Vector]:
-        """A change at one level alone, of each variant where it can be judged, or of only one."""
+    def change(self, level: int, log_ratio: float) -> dict[str, Vector]:
+        """A change at one level alone, of each variant where it can be judged."""
         place = self.levels.index(level)
         one = np.zeros(len(self.levels))
         one[place] = log_ratio
-        return {name: one for name, known in self.known.items() if place in known and only in (None, name)}
+        return {name: one for name, known in self.known.items() if place in known}
 
     def night(self, seed: int, changes: Mapping[str, Vector]) -> tuple[SuiteRecord, float]:
         """One night's campaign, and how long it took. The same seed is the same night, whatever changed."""
@@ -280,7 +284,7 @@ def _rig(
         level_must_be_reached=False,
         cases=cases,
         relations=tuple(RelationRecord(relation=each, selected=True) for each in chosen.relations),
-        crossovers=tuple(CrossoverRecord(crossover=each, selected=True, stored=None) for each in chosen.crossovers),
+        crossovers=(),  # what they cost depends on how near to one the ratios lie
     )
     return _Rig(
         record=record,
@@ -333,42 +337,36 @@ def _unchanged(rig: _Rig, nights: int) -> Unchanged:
     )
 
 
-def _chances(
-    rig: _Rig,
-    changes: Mapping[str, Vector],
-    level: int | None,
-    nights: int,
-    enough: Callable[[Chance], bool] = lambda _: False,
-) -> dict[str, Chance]:
+def _chances(rig: _Rig, changes: Mapping[str, Vector], level: int | None, nights: int) -> dict[str, Chance]:
     """Of each changed variant: how often it is REGRESSED at this level, at any for None. Stops when that is known."""
     found = dict.fromkeys(changes, 0)
     chances: dict[str, Chance] = {}
     for seed in range(nights if changes else 0):
         done, _ = rig.night(seed, changes)
-        words = {
-            (each.variant, each.level): each.word
+        red = [
+            (each.variant, each.level)
             for each in verdict.judge(done)
-            if isinstance(each, verdict.CaseVerdict)
-        }
+            if isinstance(each, verdict.CaseVerdict) and each.word is Word.REGRESSED
+        ]
         for name in changes:
-            found[name] += any(
-                word is Word.REGRESSED and variant == name and at in (level, at if level is None else level)
-                for (variant, at), word in words.items()
-            )
+            found[name] += any(variant == name and level in (None, at) for variant, at in red)
         chances = {name: Chance(found=count, nights=seed + 1) for name, count in found.items()}
-        if all(each.error <= WELL_ENOUGH or enough(each) for each in chances.values()):
+        if all(each.error <= WELL_ENOUGH or _is_hopeless(each, rig.record.power) for each in chances.values()):
             break
     return chances
 
 
+def _is_hopeless(chance: Chance, power: float) -> bool:
+    return chance.nights >= HOPELESS_FROM and chance.is_below(power)
+
+
 def _variant(
-    chosen: Suite, rig: _Rig, name: str, alone: Mapping[int, Chance | None], every: Chance, nights: int
+    chosen: Suite, rig: _Rig, name: str, alone: Mapping[int, tuple[Chance, float | None]], every: Chance
 ) -> VariantProspect:
     noise = rig.noise[name]
     aside = set_aside(noise)
     cases = [each.stored for each in rig.record.cases if each.variant == name and each.stored is not None]
     others = {(each.campaign, each.launch) for case in cases for each in case.others}
-    levels = [(level, found) for level, found in alone.items() if found is not None]
     return VariantProspect(
         name=name,
         launches=noise.launches,
@@ -385,32 +383,29 @@ def _variant(
                 spread=float(noise.spread[index]),
                 freedom=float(noise.freedom[index]),
                 alone=index in aside,
-                margin=found,
-                smallest=_smallest(rig, name, level, found, nights),
+                margin=margin,
+                smallest=smallest,
             )
-            for index, (level, found) in enumerate(levels)
+            for index, (level, (margin, smallest)) in enumerate(alone.items())
         ),
         every=every,
     )
 
 
-def _smallest(rig: _Rig, name: str, level: int, margin: Chance, nights: int) -> float | None:
-    """The smallest loss of those that are tried, from the margin on, that is found with the power asked: bisection."""
-    power = rig.record.power
-    if margin.share >= power:
-        return rig.record.margin
-    tried = losses(rig.record.margin)
+def _smallest(rig: _Rig, level: int, margins: Mapping[str, Chance], nights: int) -> dict[str, float | None]:
+    """The smallest loss of those that are tried that is found with the power asked, of each variant: by bisection.
 
-    def hopeless(chance: Chance) -> bool:
-        return chance.nights - chance.found > (1 - power) * nights
-
-    low, high = 0, len(tried)  # a loss at `low` is not found, at `high` is, or is beyond what is tried
-    while high - low > 1:
-        middle = (low + high) // 2
-        changes = rig.change(level, math.log1p(-tried[middle]), name)
-        found = _chances(rig, changes, level, nights, hopeless)[name]
-        low, high = (low, middle) if found.share >= power else (middle, high)
-    return tried[high] if high < len(tried) else None
+    The variants take their steps on the same nights, each with a loss of its own.
+    """
+    power, tried = rig.record.power, losses(rig.record.margin)
+    # The index of a loss that is not found, and of one that is, or is beyond what is tried.
+    ends = {name: (-1, 0) if each.share >= power else (0, len(tried)) for name, each in margins.items()}
+    while open_ := {name: (low + high) // 2 for name, (low, high) in ends.items() if high - low > 1}:
+        changes = {name: rig.change(level, math.log1p(-tried[middle]))[name] for name, middle in open_.items()}
+        for name, chance in _chances(rig, changes, level, nights).items():
+            low, high = ends[name]
+            ends[name] = (low, open_[name]) if chance.share >= power else (open_[name], high)
+    return {name: tried[high] if high < len(tried) else None for name, (_, high) in ends.items()}
 
 
 # Text

@@ -109,7 +109,8 @@ def _sources(store: Store) -> set[str]:
         )
     cases = [case for file in found.files for case in file.cases]
     launches = {launch.campaign for case in cases for launch in case.launches}
-    return launches | {promotion.campaign for case in cases for promotion in case.promotions}
+    crossovers = {each.campaign for file in found.crossovers for each in file.crossovers.values()}
+    return launches | crossovers | {promotion.campaign for case in cases for promotion in case.promotions}
 
 
 def _sorted_out(campaigns: Path, sources: set[str], keep: int, now_s: float) -> _Sorted:

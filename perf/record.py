@@ -365,7 +365,7 @@ def _problem(suite: SuiteRecord) -> str | None:
             return "a relation with a factor that is not positive"
     for record in suite.crossovers:
         pair = (record.crossover.first, record.crossover.second)
-        if not {(name, level) for name in pair for level in levels} <= cases or len(set(pair)) < len(pair):
+        if not levels or not {(name, level) for name in pair for level in levels} <= cases or pair[0] == pair[1]:
             return "a crossover of variants that are not in it"
         if record.stored is not None and (
             not is_sound_crossover(record.stored)

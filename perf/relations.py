@@ -2,9 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from perf.gate import Word
-from perf.interval import Bound, Judgement, Spread, difference, judge_pairs
+from perf.interval import Bound, Judgement, Spread, difference
+from perf.interval import judge as judge_pairs
+from perf.record import SuiteRecord
+from perf.sample import StoredCase, throughputs
+from perf.saturation import LEAST_LEVELS, Chosen, level_for, points, saturation, sentence
 from perf.suite import Relation
 
 
@@ -17,9 +22,49 @@ class Result:
     judgement: Judgement
 
 
-def level_of(relation: Relation, levels: tuple[int, ...]) -> int:
-    """The level a relation is judged at. Saturation is the highest level of the suite, measured for every variant."""
-    return max(levels) if relation.level is None else relation.level
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Where:
+    """The level a relation is judged at; `told` says why it stands for saturation, where that was asked for."""
+
+    level: int
+    told: str | None
+
+
+def place(suite: SuiteRecord, relation: Relation) -> Where:
+    """Where a relation is judged.
+
+    Saturation is told by the stored baselines of its variants, which stay what they are while a campaign runs: with
+    tonight's launches the level would move from look to look. Where they do not tell, it is the highest level.
+    """
+    if relation.level is not None:
+        return Where(level=relation.level, told=None)
+    variants = (relation.variant, *relation.of)
+    stored = {
+        name: tuple(
+            case.stored
+            for case in suite.cases
+            if case.variant == name
+            and case.stored is not None
+            and case.stored.workload_digest == case.workload_digest
+            and case.stored.power_limits_w == suite.power_limits_w
+        )
+        for name in variants
+    }
+    highest = max(case.level for case in suite.cases)
+    if few := [name for name, cases in stored.items() if len(cases) < LEAST_LEVELS]:
+        why = f"fewer than {LEAST_LEVELS} levels of {', '.join(few)} are stored"
+        return Where(level=highest, told=f"the highest level stands for it: {why}")
+    chosen, told = _saturated(tuple(stored.items()), suite.margin)
+    return Where(level=highest if chosen.note else chosen.level, told=chosen.note or told)
+
+
+@lru_cache(maxsize=16)  # a campaign asks before every launch
+def _saturated(stored: tuple[tuple[str, tuple[StoredCase, ...]], ...], margin: float) -> tuple[Chosen, str]:
+    found = {
+        name: saturation(points({case.level: throughputs(case.launches) for case in cases}), margin=margin)
+        for name, cases in stored
+    }
+    return level_for(found, margin=margin), "; ".join(f"{name} {sentence(each)}" for name, each in found.items())
 
 
 def judge(

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from tabulate import tabulate
 
+from perf import crossover
 from perf.gate import WORST_FIRST, Word, worst
 from perf.interval import Judgement
 from perf.measured import build_text
@@ -15,10 +16,22 @@ from perf.moved import lines as moved_lines
 from perf.record import Campaign, SuiteRecord
 from perf.text import duration, launches, milliseconds, percent, printable, share, throughput
 from perf.validity import Reason
-from perf.verdict import INTERVALS, CaseVerdict, RelationVerdict, Verdict, against, judge
+from perf.verdict import (
+    INTERVALS,
+    MAX_RELATION_LAUNCHES,
+    CaseVerdict,
+    CrossoverVerdict,
+    RelationVerdict,
+    Verdict,
+    against,
+    judge,
+)
 
 #: How many reasons of an INVALID case its screen shows; the campaign has them all.
 MAX_REASONS = 5
+
+#: A ratio beyond it says no more than that nothing is known.
+MOST_RATIO = 100
 
 #: Characters of one line of a screen: the last words of a server that died, with their path, fit in.
 MAX_LINE = 1200
@@ -61,7 +74,7 @@ def table(verdicts: Sequence[Verdict], *, for_markdown: bool = False) -> str:
 
 
 def _below(verdicts: Sequence[Verdict], *, for_markdown: bool) -> Iterable[str]:
-    if any(verdict.judgement for verdict in verdicts):
+    if any(_judgement(verdict) for verdict in verdicts):
         yield INTERVALS
     seen: dict[str, list[str]] = {}
     for verdict in verdicts:
@@ -73,8 +86,8 @@ def _below(verdicts: Sequence[Verdict], *, for_markdown: bool) -> Iterable[str]:
 
 
 def _against(verdict: Verdict) -> str | None:
-    """What a case was held against; None where it was not, and for relations."""
-    if isinstance(verdict, RelationVerdict) or verdict.route is None or verdict.stored is None:
+    """What a case was held against; None where it was not, and for what is between variants."""
+    if not isinstance(verdict, CaseVerdict) or verdict.route is None or verdict.stored is None:
         return None
     text = against(verdict.route, len(verdict.before), verdict.stored.nights[0])
     if verdict.proved_with:
@@ -107,6 +120,8 @@ def remarks(suite: SuiteRecord, verdicts: Sequence[Verdict]) -> str:
             seen.setdefault(f"not as in the baseline: {note}", []).append(verdict.id.split("/", 1)[1])
         for label, text in (*_builds_tonight(verdict), *_drift(verdict)) if isinstance(verdict, CaseVerdict) else ():
             seen.setdefault(f"{label}: {text}", []).append(verdict.id.split("/", 1)[1])
+        for note in verdict.notes if isinstance(verdict, CrossoverVerdict) and passes(verdict) else ():
+            seen.setdefault(note, []).append(verdict.id.split("/", 1)[1])
     for launch in suite.launches:
         for note in launch.notes:
             seen.setdefault(printable(note), []).append(launch.name)
@@ -139,7 +154,9 @@ def properties(verdict: Verdict) -> tuple[tuple[str, str], ...]:
     numbers: dict[str, float | None] = {}
     if isinstance(verdict, CaseVerdict) and verdict.measured is not None:
         numbers["output_throughput"] = verdict.measured.output_throughput
-    if (judgement := verdict.judgement) is not None:
+    if isinstance(verdict, CrossoverVerdict) and (found := verdict.crossing) is not None:
+        numbers |= {"crossover": found.estimate, "crossover_lo": found.lo, "crossover_hi": found.hi}
+    if (judgement := _judgement(verdict)) is not None:
         numbers |= {"output_throughput": judgement.after, "baseline_throughput": judgement.before}
         numbers |= {"change": judgement.change, "lo": judgement.lo, "hi": judgement.hi}
     plain = ((name, f"{value:.6f}") for name, value in numbers.items() if value is not None and math.isfinite(value))
@@ -200,7 +217,7 @@ def _head(campaign: Campaign, verdicts: Sequence[Verdict], folder: str) -> str:
     says = "Nothing is judged: what was measured is only shown." if overall is None else _MEANING[overall]
     gravest = [verdict for verdict in verdicts if word(verdict) == overall]
     if overall in (Word.REGRESSED, Word.VIOLATED):
-        change, id = min((verdict.judgement.change, verdict.id) for verdict in gravest if verdict.judgement)
+        change, id = min((_loss(verdict), verdict.id) for verdict in gravest)
         says += f" Worst: {_code(id)}, {percent(change)}."
     elif gravest and overall is not Word.PASS:
         says += f" For example {_code(gravest[0].id)}."
@@ -291,7 +308,12 @@ def screen(verdict: Verdict, promote: str, folder: str) -> str:
 
     `promote` is the command that promotes this campaign, `folder` where its logs lie.
     """
-    lines = _case_screen(verdict) if isinstance(verdict, CaseVerdict) else _relation_screen(verdict)
+    if isinstance(verdict, CaseVerdict):
+        lines = _case_screen(verdict)
+    elif isinstance(verdict, RelationVerdict):
+        lines = _relation_screen(verdict)
+    else:
+        lines = _crossover_screen(verdict)
     if verdict.advisory:
         lines.append(_line("advisory", verdict.advisory))
     if word(verdict) in (Word.REGRESSED, Word.VIOLATED, Word.INVALID):
@@ -307,20 +329,25 @@ def _advice(verdict: Verdict, promote: str) -> list[str]:
     match verdict.word:
         case Word.REGRESSED:
             return [f'  If the loss is intended: {promote} "why"']
+        case Word.VIOLATED if isinstance(verdict, CrossoverVerdict):
+            return [f'  If this is intended: {promote} "why"']
         case Word.VIOLATED:
             return ["  If this is intended: change its [[expect]] in the suite file"]
         case Word.IMPROVED:
             return [f'  To hold it from now on: {promote} "why"']
         case Word.NO_BASELINE:
-            first = isinstance(verdict, CaseVerdict) and verdict.stored is None
+            first = not isinstance(verdict, RelationVerdict) and verdict.stored is None
             return [f'  Record it: {promote} "{"first baseline" if first else "why"}"']
         case _:
             return []
 
 
 def _row(verdict: Verdict) -> tuple[str, ...]:
-    judgement = verdict.judgement
+    judgement = _judgement(verdict)
     name = verdict.id.split("/", 1)[1]  # the suite is said above the table
+    if isinstance(verdict, CrossoverVerdict):
+        where = "-" if verdict.crossing is None else crossover.short(verdict.crossing)
+        return (name, "-", "-", "-", where, "-", "-", "-", "-", word(verdict))
     change, interval = "-", "-"
     if judgement is not None:
         change, interval = _change(verdict, judgement), _interval(judgement)
@@ -430,12 +457,53 @@ def _relation_screen(verdict: RelationVerdict) -> list[str]:
         f"{throughput(judgement.before / verdict.at_least)} at {place}"
     )
     of = "" if verdict.at_least == 1 else " of what is expected"
-    interval = f"[{1 + judgement.lo:.3f}, {1 + judgement.hi:.3f}]"
+    interval = f"[{1 + judgement.lo:.3f}, {_ratio(1 + judgement.hi)}]"
+    saturation = [] if verdict.saturation is None else [_line("saturation", verdict.saturation)]
     if verdict.word is Word.INCONCLUSIVE:
         spans = f"interval {interval} of the ratio spans the margin of {share(verdict.margin)} below 1"
-        return [f"{word(verdict)}  {spans}", _line("seen", claim), *_open_relation(verdict, judgement)]
+        return [f"{word(verdict)}  {spans}", _line("seen", claim), *saturation, *_open_relation(verdict, judgement)]
     ratio = f"ratio {1 + judgement.change:.3f}{of}, interval {interval}, margin {share(verdict.margin)}"
-    return [f"{word(verdict)}  {claim}: {ratio}"]
+    return [f"{word(verdict)}  {claim}: {ratio}", *saturation]
+
+
+def _ratio(value: float) -> str:
+    return f"{value:.3f}" if value < MOST_RATIO else "inf"
+
+
+def _crossover_screen(verdict: CrossoverVerdict) -> list[str]:
+    if verdict.crossing is None:
+        return _invalid_screen(verdict.reasons)
+    told = crossover.sentence(verdict.crossing, verdict.first, verdict.second)
+    lost = [str(each.level) for each in verdict.levels if each.word is Word.VIOLATED]
+    if lost:
+        told = f"{verdict.first} no longer pays at level {', '.join(lost)}: {told}"
+    lines = [f"{word(verdict)}  {told}"]
+    if verdict.stored is not None:
+        was = verdict.stored
+        where = f'{printable(was.promoted_at[:10], 10)}, "{printable(was.reason, 120)}"'
+        lines.append(_line("stored", f"{crossover.sentence(was.crossing, was.first, was.second)} ({where})"))
+    if verdict.why is not None:
+        lines.append(_line("why", verdict.why))
+    if word(verdict) != Word.PASS:
+        for each in verdict.levels:
+            lead = f"{verdict.first} {percent(each.advantage)} against {verdict.second}"
+            judged = "" if each.word is None else f": {each.word}, margin {share(verdict.margin)}"
+            lines.append(_line(f"level {each.level}", f"{lead} [{percent(each.lo)}, {percent(each.hi)}]{judged}"))
+    lines += [_line("note", note) for note in verdict.notes]
+    if verdict.word is Word.INCONCLUSIVE and not verdict.advisory:
+        lines.append(_line("do", f"allow more launches: {_option(verdict, 1)}, or quiet the rig"))
+    return lines
+
+
+def _judgement(verdict: Verdict) -> Judgement | None:
+    return None if isinstance(verdict, CrossoverVerdict) else verdict.judgement
+
+
+def _loss(verdict: Verdict) -> float:
+    """The change of what is REGRESSED or VIOLATED; of a crossover, where it is worst."""
+    if isinstance(verdict, CrossoverVerdict):
+        return min((each.advantage for each in verdict.levels if each.word is Word.VIOLATED), default=0.0)
+    return verdict.judgement.change if verdict.judgement else 0.0
 
 
 def _invalid_screen(reasons: tuple[Reason, ...]) -> list[str]:
@@ -480,10 +548,13 @@ def _open_relation(verdict: RelationVerdict, judgement: Judgement) -> list[str]:
         lines.append(_line("could see", "nothing: one launch on each side says nothing of noise"))
         return [*lines, _line("do", f"allow more launches: {_option(verdict, 1)}")]
     lines.append(_line("could see", f"a loss of {share(round(judgement.could_see, 3))} or more"))
-    if needed is not None:
+    if needed is not None and judgement.launches_after + needed <= MAX_RELATION_LAUNCHES:
         needs = _needs(verdict, f"{needed} more launches", needed)
         return [*lines, _line("do", f"{needs}: {_option(verdict, needed)}, or a quieter rig")]
     far = f"{share(verdict.margin)} is far below this noise"
+    if verdict.max_launches >= MAX_RELATION_LAUNCHES and not verdict.stopped:
+        most = f"a relation is looked at up to {MAX_RELATION_LAUNCHES} launches of each"
+        return [*lines, _line("do", f"quiet the rig: {far}, and {most}")]
     return [*lines, _line("do", f"quiet the rig, or launch both more often: {far}; --perf-max-launches")]
 
 

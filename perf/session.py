@@ -22,6 +22,7 @@ from perf import history, load, plan, record, report, verdict
 from perf.baseline import Store
 from perf.capacity import Capacity
 from perf.carrier import Carried
+from perf.crossover import StoredCrossover
 from perf.files import FileError
 from perf.history import History
 from perf.measure import Bench, Show, api_key, run_by
@@ -41,7 +42,7 @@ from perf.record import (
 from perf.redaction import Secrets
 from perf.rig import EMULATED_RIG_ID, Rig, probe, states
 from perf.sample import StoredCase, throughputs
-from perf.suite import Suite
+from perf.suite import Gate, Suite
 from perf.text import printable
 from perf.validity import Reason, level_never_reached
 from perf.verdict import CaseVerdict, Verdict
@@ -150,7 +151,7 @@ class Session:
         for chosen in self.suites.values():
             problem = self.errors.get(chosen.name)
             if chosen.name not in suites:
-                suites[chosen.name] = self._record(chosen, self.campaign.rig, {})
+                suites[chosen.name] = self._record(chosen, self.campaign.rig, {}, {})
                 problem = problem or "the session ended before it was measured"
             if problem is not None:
                 suites[chosen.name] = replace(suites[chosen.name], problem=problem)
@@ -198,8 +199,10 @@ class Session:
             record.save(self._folder(), self.campaign)
 
         variants = [variant.name for variant in chosen.variants]
-        stored = Store(self.settings.baselines).by_case(_rig_id(chosen, rig), chosen.name, variants)
-        start = self._record(chosen, rig, stored)
+        store = Store(self.settings.baselines)
+        stored = store.by_case(_rig_id(chosen, rig), chosen.name, variants)
+        crossovers = store.crossovers(_rig_id(chosen, rig), chosen.name) if chosen.crossovers else {}
+        start = self._record(chosen, rig, stored, crossovers)
         save(start)
         bench = Bench(
             suite=chosen,
@@ -215,9 +218,9 @@ class Session:
             reason = level_never_reached(case.level, chosen.workload.requests(case.level))
             if case.selected and chosen.workload.level_must_be_reached and reason:
                 self.show.line(f"{case.id} will be INVALID: {reason.seen}: {reason.advice}")
-        minutes = self.settings.budget_minutes or chosen.gate.budget_minutes
+        gate = self._gate(chosen)
+        minutes = gate.budget_minutes
         if self.settings.base_url is None and all(case.selected for case in start.cases):
-            gate = replace(chosen.gate, max_launches=start.max_launches, budget_minutes=minutes)
             self.show.line(plan.line(plan.forecast(replace(chosen, gate=gate), stored)))
         _raise_open_files()
         with _interruptible():
@@ -231,8 +234,15 @@ class Session:
         save(done)
         self.verdicts |= {each.id: each for each in verdict.judge(done)}
 
-    def _record(self, chosen: Suite, rig: Rig, stored: Mapping[tuple[str, int], StoredCase]) -> SuiteRecord:
+    def _record(
+        self,
+        chosen: Suite,
+        rig: Rig,
+        stored: Mapping[tuple[str, int], StoredCase],
+        crossovers: Mapping[str, StoredCrossover],
+    ) -> SuiteRecord:
         """What is known of a suite before its first launch."""
+        gate = self._gate(chosen)
         advisory = None
         if self.settings.base_url is not None:
             advisory = "measured on a server that already ran: shown, never gated, never promoted"
@@ -244,11 +254,11 @@ class Session:
             rig_id=_rig_id(chosen, rig),
             power_limits_w=() if chosen.emulated else rig.power_limits_w,
             fingerprint=() if chosen.emulated else rig.fingerprint,
-            margin=self.settings.margin or chosen.gate.margin,
+            margin=gate.margin,
             alpha=chosen.gate.alpha,
             power=chosen.gate.power,
             family=chosen.family,
-            max_launches=self.settings.max_launches or chosen.gate.max_launches or self._cap(chosen),
+            max_launches=plan.most_launches(gate),
             # A server that already ran is no build of anybody's.
             reference=chosen.reference is not None and self.settings.base_url is None,
             order_seed=secrets.randbits(32),
@@ -280,7 +290,9 @@ class Session:
                 for relation in chosen.relations
             ),
             crossovers=tuple(
-                CrossoverRecord(crossover=crossover, selected=crossover.id in self.selected, stored=None)
+                CrossoverRecord(
+                    crossover=crossover, selected=crossover.id in self.selected, stored=crossovers.get(crossover.id)
+                )
                 for crossover in chosen.crossovers
             ),
             launches=(),
@@ -288,10 +300,14 @@ class Session:
             problem=None,
         )
 
-    def _cap(self, chosen: Suite) -> int:
-        """The cap of launches where nobody gave one: a budget of minutes is cap enough."""
-        budget = self.settings.budget_minutes or chosen.gate.budget_minutes
-        return campaigns.DEFAULT_MAX_LAUNCHES if budget is None else campaigns.MAX_LAUNCHES_WITH_BUDGET
+    def _gate(self, chosen: Suite) -> Gate:
+        """What is asked of the verdict, where options go before the suite."""
+        return replace(
+            chosen.gate,
+            margin=self.settings.margin or chosen.gate.margin,
+            budget_minutes=self.settings.budget_minutes or chosen.gate.budget_minutes,
+            max_launches=self.settings.max_launches or chosen.gate.max_launches,
+        )
 
     def _campaign(self) -> Campaign:
         if self.campaign is None:

@@ -15,6 +15,7 @@ from perf import figures
 from perf.compact import (
     Compact,
     CompactCase,
+    CompactCrossover,
     CompactJudgement,
     CompactReference,
     CompactRelation,
@@ -28,6 +29,7 @@ from perf.text import duration, launches, milliseconds, percent, printable, shar
 from perf.verdict import INTERVALS, against
 
 Record = Compact | Figures
+_Judged = CompactCase | CompactRelation | CompactCrossover
 
 NOT_STATED = "not stated"
 
@@ -287,13 +289,14 @@ def verdict_table(record: Compact) -> str:
     headers = ("case", "tok/s", "baseline", "change", "interval", "TTFT ms", "TPOT ms", "accept", "launches", "verdict")
     parts: list[str] = []
     for suite in record.suites:
-        judged: tuple[CompactCase | CompactRelation, ...] = (*suite.cases, *suite.relations)
+        judged: tuple[_Judged, ...] = (*suite.cases, *suite.relations, *suite.crossovers)
         parts += [
             _suite_line(record, suite),
             table(headers, [_verdict_row(each, suite.margin) for each in judged], numbers=range(1, 9)),
         ]
         reasons = [(_short(each), reason) for each in judged for reason in each.reasons]
         below = list(_against(suite))
+        below += [f"{_short(each)}: {cell(each.told)}" for each in suite.crossovers if each.told]
         below += [f"INVALID: {name}: {cell(why.name)}: {cell(why.seen, 300)}" for name, why in reasons]
         if below:
             parts.append("\n".join(f"- {text}" for text in below))
@@ -313,8 +316,8 @@ def _against(suite: CompactSuite) -> Iterator[str]:
         yield f"judged against {text} ({', '.join(names)})"
 
 
-def _verdict_row(judged: CompactCase | CompactRelation, margin: float) -> tuple[str, ...]:
-    found = judged.judgement
+def _verdict_row(judged: _Judged, margin: float) -> tuple[str, ...]:
+    found = None if isinstance(judged, CompactCrossover) else judged.judgement
     word = "ADVISORY" if not judged.gated and judged.verdict != Word.INVALID.value else judged.verdict
     name = _short(judged)
     before, after, moved, interval = "-", "-", "-", "-"
@@ -341,7 +344,7 @@ def _verdict_row(judged: CompactCase | CompactRelation, margin: float) -> tuple[
     )
 
 
-def _short(judged: CompactCase | CompactRelation) -> str:
+def _short(judged: _Judged) -> str:
     return cell(judged.id.partition("/")[2])  # the suite is said above the table
 
 

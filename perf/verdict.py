@@ -2,21 +2,23 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 from typing import Literal
 
 import numpy as np
 
-from perf import relations
+from perf import crossover, relations
+from perf.crossover import Contrast, Crossing, JudgedLevel, StoredCrossover
 from perf.gate import LAUNCHES_OF_FEW, Word
 from perf.interval import Bound, Judgement, Spread, looks, tail
-from perf.measured import SIMULATED_ACCEPTANCE, Taken, build_text, measurements, not_comparable, reasons, sample
+from perf.measured import SIMULATED_ACCEPTANCE, Taken, build_text, faults, measurements, not_comparable, reasons, sample
 from perf.moved import Explanation, explain
-from perf.record import Arm, CaseRecord, LaunchRecord, RelationRecord, SuiteRecord
+from perf.record import Arm, CaseRecord, CrossoverRecord, LaunchRecord, RelationRecord, SuiteRecord
 from perf.sample import Build, LaunchSample, StoredCase, differences, geometric_mean, throughputs
 from perf.text import launches as launches_text
-from perf.text import printable, share
+from perf.text import percent, printable, share
 from perf.trial import Trial, Trials, stored_noise
 from perf.validity import Reason
 
@@ -25,6 +27,9 @@ MAX_RELATION_LAUNCHES = 12
 
 #: Of alpha, what the relations of a suite share; cases spend the rest (`gate.SPENT_ON_A_SIDE`).
 SPENT_ON_RELATIONS = 0.4
+
+#: The error of a note on either side.
+UNSURE = 0.025
 
 #: Beyond it a change is infinite, as far as anybody cares; `expm1` ends at 709.
 MAX_LOG = 700.0
@@ -102,7 +107,10 @@ class CaseVerdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelationVerdict:
-    """The verdict of one relation. `best` is the variant of `of` that it was compared with."""
+    """The verdict of one relation. `best` is the variant of `of` that it was compared with.
+
+    `saturation` says why the level stands for it, None where another place was asked for.
+    """
 
     id: str
     variant: str
@@ -110,7 +118,7 @@ class RelationVerdict:
     of: tuple[str, ...]
     best: str | None
     level: int
-    saturation: bool
+    saturation: str | None
     word: Word
     margin: float
     advisory: str | None
@@ -122,16 +130,46 @@ class RelationVerdict:
     stopped: str | None
 
 
-Verdict = CaseVerdict | RelationVerdict
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CrossoverVerdict:
+    """The verdict of one crossover: from which level on is `second` faster than `first`?
+
+    `crossing`, `contrasts` and `levels` are tonight's, ascending; None and empty where it is INVALID. `why` says why
+    there is nothing to compare with. `launches` are those of both variants that it rests on, by level.
+    """
+
+    id: str
+    rig_id: str
+    first: str
+    second: str
+    word: Word
+    margin: float
+    advisory: str | None
+    crossing: Crossing | None
+    contrasts: tuple[Contrast, ...]
+    levels: tuple[JudgedLevel, ...]
+    reasons: tuple[Reason, ...]
+    why: str | None
+    notes: tuple[str, ...]
+    stored: StoredCrossover | None
+    simulated_acceptance: tuple[str | None, str | None]
+    launches: tuple[tuple[int, tuple[int, int]], ...]
+    max_launches: int
+    logs: tuple[str, ...]
+    launch_s: float | None
+    stopped: str | None
+
+
+Verdict = CaseVerdict | RelationVerdict | CrossoverVerdict
 
 _ARMS: tuple[Arm, Arm] = ("candidate", "reference")
 
 
 def bound(suite: SuiteRecord) -> Bound:
-    """How sure a verdict on a relation of the suite must be: at every look, and at the last launch wherever it ends."""
-    times = len(relation_looks(suite)) + 1
-    relations_share = tail(SPENT_ON_RELATIONS * suite.alpha, max(len(suite.relations), 1), times)
-    return Bound(margin=suite.margin, tail=relations_share, power=suite.power)
+    """How sure a verdict on a relation or crossover must be: at every look, and once more where the campaign ends."""
+    claims, times = len(suite.relations) + len(suite.crossovers), len(relation_looks(suite)) + 1
+    each = tail(SPENT_ON_RELATIONS * suite.alpha, max(claims, 1), times)
+    return Bound(margin=suite.margin, tail=each, power=suite.power)
 
 
 def relation_looks(suite: SuiteRecord) -> tuple[int, ...]:
@@ -139,17 +177,22 @@ def relation_looks(suite: SuiteRecord) -> tuple[int, ...]:
     return looks(1, min(suite.max_launches, MAX_RELATION_LAUNCHES))
 
 
-def known_spreads(suite: SuiteRecord, level: int, variants: Iterable[str]) -> dict[str, Spread]:
-    """What the store knows of how launches of these variants vary at a level; nothing of a variant it does not know."""
-    found: dict[str, Spread] = {}
-    for variant in variants:
-        cases = tuple(case for case in suite.cases if case.variant == variant and not_comparable(suite, case) is None)
-        levels = [case.level for case in cases]
-        noise = stored_noise(cases) if level in levels else None
-        place = levels.index(level) if noise is not None else 0
-        if noise is not None and noise.freedom[place] > 0:
-            found[variant] = Spread(spread=float(noise.spread[place]), freedom=float(noise.freedom[place]))
-    return found
+def last_look(suite: SuiteRecord, launches: int) -> int:
+    """The last look at so many launches of each variant; 0 before the first."""
+    return max((count for count in relation_looks(suite) if count <= launches), default=0)
+
+
+def known_spreads(suite: SuiteRecord, variant: str) -> dict[int, Spread]:
+    """What the store knows of how launches of a variant vary, by level; nothing of a level it does not know."""
+    cases = tuple(case for case in suite.cases if case.variant == variant and not_comparable(suite, case) is None)
+    noise = stored_noise(cases)
+    if noise is None:
+        return {}
+    return {
+        case.level: Spread(spread=float(spread), freedom=float(freedom))
+        for case, spread, freedom in zip(cases, noise.spread, noise.freedom, strict=True)
+        if freedom > 0
+    }
 
 
 def against(route: Route, launches: int, nights: int) -> str:
@@ -161,10 +204,11 @@ def against(route: Route, launches: int, nights: int) -> str:
 
 
 def judge(suite: SuiteRecord) -> tuple[Verdict, ...]:
-    """The verdict of every selected case and relation, in the order of the suite."""
+    """The verdict of every selected case, relation and crossover, in the order of the suite."""
     trials = {variant: _trials(suite, variant) for variant in dict.fromkeys(each.variant for each in suite.cases)}
     cases = tuple(judge_case(suite, case, trials[case.variant]) for case in suite.cases if case.selected)
-    return (*cases, *(judge_relation(suite, each) for each in suite.relations if each.selected))
+    between = (judge_relation(suite, each) for each in suite.relations if each.selected)
+    return (*cases, *between, *(judge_crossover(suite, each) for each in suite.crossovers if each.selected))
 
 
 def _trials(suite: SuiteRecord, variant: str) -> tuple[Trial, ...]:
@@ -333,32 +377,37 @@ def _expm1(value: float) -> float:
 
 
 def judge_relation(suite: SuiteRecord, record: RelationRecord) -> RelationVerdict:
-    """The verdict of one relation, from launches of this campaign alone."""
+    """The verdict of one relation, from launches of this campaign alone.
+
+    It takes every launch; where that leaves open what the last look decided, that look holds.
+    """
+    found = _relation(suite, record, every=True)
+    if found.word is Word.INCONCLUSIVE and (looked := _relation(suite, record, every=False)).word is not found.word:
+        return looked
+    return found
+
+
+def is_open(suite: SuiteRecord, record: RelationRecord) -> bool:
+    """Did the last look leave a relation open? Between two looks nothing is judged."""
+    return _relation(suite, record, every=False).word is Word.INCONCLUSIVE
+
+
+def _relation(suite: SuiteRecord, record: RelationRecord, *, every: bool) -> RelationVerdict:
+    """The verdict from every launch, or from those of the last look."""
     relation = record.relation
-    level = relations.level_of(relation, tuple(case.level for case in suite.cases))
-    problems: list[Reason] = []
-    samples: dict[str, tuple[float, ...]] = {}
-    launches: list[LaunchRecord] = []
-    logs: dict[str, tuple[str, ...]] = {}
-    for variant in (relation.variant, *relation.of):
-        case = next(case for case in suite.cases if case.variant == variant and case.level == level)
-        taken = measurements(suite, variant, level)
-        launches += [launch for launch, _ in taken]
-        logs[variant] = _last_log([launch for launch, _ in taken])
-        found = reasons(suite, case)
-        if found:
-            problems.append(
-                Reason(name=f"{case.id} is INVALID", seen=f"{found[0].name}: {found[0].seen}", advice=found[0].advice)
-            )
-        else:
-            samples[variant] = throughputs(_samples(taken))
-    to_read = [variant for variant in logs if variant not in samples] or logs
-    if not problems and (unlike := _simulated_unlike(suite, [(each, level) for each in samples])):
-        problems.append(unlike)
+    where = relations.place(suite, relation)
+    level = where.level
+    places = [(variant, level) for variant in (relation.variant, *relation.of)]
+    taken = _compared(suite, places)
+    problems = tuple(_sides_at_fault(suite, places))
+    launches = [launch for each in taken.values() for launch, _ in each]
+    samples = {variant: throughputs(_samples(each)) for (variant, _), each in taken.items() if not problems}
     result = None
-    if not problems:
-        spreads = known_spreads(suite, level, samples)
-        result = relations.judge(relation, samples, bound(suite), spreads=spreads)
+    if samples:
+        last = None if every else last_look(suite, min(map(len, samples.values())))
+        spreads = {each: known[level] for each in samples if level in (known := known_spreads(suite, each))}
+        cut = {variant: values[:last] for variant, values in samples.items()}
+        result = relations.judge(relation, cut, bound(suite), spreads=spreads)
     return RelationVerdict(
         id=relation.id,
         variant=relation.variant,
@@ -366,35 +415,177 @@ def judge_relation(suite: SuiteRecord, record: RelationRecord) -> RelationVerdic
         of=relation.of,
         best=None if result is None else result.best,
         level=level,
-        saturation=relation.level is None,
+        saturation=where.told,
         word=Word.INVALID if result is None else result.word,
         margin=suite.margin,
         advisory=suite.advisory,
         judgement=None if result is None else result.judgement,
-        reasons=tuple(problems),
+        reasons=problems,
         max_launches=suite.max_launches,
-        logs=tuple(launch for variant in to_read for launch in logs[variant]),
+        logs=_logs(suite, taken),
         launch_s=_mean([launch.duration_s for launch in launches]),
         stopped=suite.stopped,
     )
 
 
-def _simulated_unlike(suite: SuiteRecord, places: Iterable[tuple[str, int]]) -> Reason | None:
-    """Why variants cannot be compared: what is drawn from a table on one side only is no measurement beside one."""
-    seen: dict[str, list[str]] = {}
-    for variant, level in places:
-        for launch, _ in measurements(suite, variant, level):
-            value = dict(launch.variant_env).get(SIMULATED_ACCEPTANCE)
-            names = seen.setdefault("not set" if value is None else printable(value, 32), [])
-            names += [variant] if variant not in names else []
-    if len(seen) < 2:
-        return None
-    return Reason(
-        name="acceptance is not simulated alike",
-        seen=f"{SIMULATED_ACCEPTANCE} is "
-        + "; ".join(f"{value} in {', '.join(names)}" for value, names in seen.items()),
-        advice="set it for every variant that is compared, or for none",
+def judge_crossover(suite: SuiteRecord, record: CrossoverRecord) -> CrossoverVerdict:
+    """The verdict of one crossover: tonight's launches at every level against the stored crossover.
+
+    As with a relation, what the last look decided is not opened again.
+    """
+    found = _crossover(suite, record, every=True)
+    if found.word is Word.INCONCLUSIVE and (looked := _crossover(suite, record, every=False)).word is not found.word:
+        return looked
+    return found
+
+
+def open_levels(suite: SuiteRecord, record: CrossoverRecord, *, without_baseline: int) -> tuple[int, ...]:
+    """The levels at which the last look left a crossover open.
+
+    Without a stored one, those with fewer than `without_baseline` launches of each variant.
+    """
+    found = _crossover(suite, record, every=False)
+    if found.word is Word.NO_BASELINE:
+        return tuple(level for level, counts in found.launches if min(counts) < without_baseline)
+    return tuple(each.level for each in found.levels if each.word is Word.INCONCLUSIVE)
+
+
+def _crossover(suite: SuiteRecord, record: CrossoverRecord, *, every: bool) -> CrossoverVerdict:
+    pair = (record.crossover.first, record.crossover.second)
+    digests = {case.level: case.workload_digest for case in suite.cases}
+    levels = tuple(sorted(digests))
+    places = [(variant, level) for variant in pair for level in levels]
+    taken = _compared(suite, places)
+    problems = tuple(_sides_at_fault(suite, places))
+    launches = [launch for each in taken.values() for launch, _ in each]
+    known = [known_spreads(suite, variant) for variant in pair]
+    contrasts: list[Contrast] = []
+    used = {place: len(each) for place, each in taken.items()}
+    for level in () if problems else levels:
+        samples = [throughputs(_samples(taken[variant, level])) for variant in pair]
+        last = None if every else last_look(suite, min(map(len, samples)))
+        used |= {(variant, level): len(sample[:last]) for variant, sample in zip(pair, samples, strict=True)}
+        contrasts.append(
+            crossover.contrast(
+                level,
+                samples[0][:last],
+                samples[1][:last],
+                known_first=known[0].get(level),
+                known_second=known[1].get(level),
+            )
+        )
+    found, other = None, None
+    simulated: tuple[str | None, str | None] = (None, None)
+    if contrasts:
+        first, second = (_simulated(taken[variant, levels[0]])[-1] for variant in pair)
+        simulated = (first, second)
+        if record.stored is not None:
+            other = crossover.not_comparable(
+                record.stored,
+                digests=digests,
+                power_limits_w=suite.power_limits_w,
+                simulated_acceptance=simulated,
+            )
+        stored = None if other else record.stored
+        rule = bound(suite)
+        found = crossover.judge(stored, contrasts, margin=rule.margin, tail=rule.tail)
+    notes = [] if found is None else [*found.notes, *_more_under_load(suite, pair, contrasts)]
+    return CrossoverVerdict(
+        id=record.crossover.id,
+        rig_id=suite.rig_id,
+        first=pair[0],
+        second=pair[1],
+        word=Word.INVALID if found is None else found.word,
+        margin=suite.margin,
+        advisory=suite.advisory,
+        crossing=None if found is None else found.crossing,
+        contrasts=tuple(contrasts),
+        levels=() if found is None else found.levels,
+        reasons=problems,
+        why=None if found is None else other or found.why,
+        notes=tuple(notes),
+        stored=record.stored,
+        simulated_acceptance=simulated,
+        launches=tuple((level, (used[pair[0], level], used[pair[1], level])) for level in levels),
+        max_launches=suite.max_launches,
+        logs=_logs(suite, taken),
+        launch_s=_mean([launch.duration_s for launch in launches]),
+        stopped=suite.stopped,
     )
+
+
+def _more_under_load(suite: SuiteRecord, pair: tuple[str, str], contrasts: Sequence[Contrast]) -> Iterator[str]:
+    """A note where a speculative variant's lead grows with the level: its steps should have less and less to spare.
+
+    The clearest of all pairs of levels is told; that it is clear by luck has the error of one interval.
+    """
+    speculative = [
+        any(
+            value is not None
+            for each in contrasts
+            for taken in _samples(measurements(suite, variant, each.level))
+            for value in taken.acceptance_length
+        )
+        for variant in pair
+    ]
+    if speculative[0] == speculative[1]:
+        return
+    sign = -1 if speculative[0] else 1
+    name = pair[0] if speculative[0] else pair[1]
+    pairs = list(combinations(contrasts, 2))
+    found: list[tuple[float, Contrast, Contrast]] = []
+    for low, high in pairs:
+        rise = crossover.difference(low, high, tail=UNSURE / len(pairs))
+        if rise is not None and (clear := min(sign * end for end in rise)) > 0:
+            found.append((clear, low, high))
+    if found:
+        _, low, high = max(found, key=lambda each: each[0])
+        at = [f"{percent(_expm1(sign * each.log_ratio))} at level {each.level}" for each in (low, high)]
+        yield (
+            f"the lead of {name} grows with load ({at[0]}, {at[1]}), though speculation usually pays less under load: "
+            "look at acceptance lengths, and at what limits the other variant's batches"
+        )
+
+
+def _compared(suite: SuiteRecord, places: Iterable[tuple[str, int]]) -> dict[tuple[str, int], Taken]:
+    """What was measured at each place, in the order of the launches."""
+    return {place: tuple(sorted(measurements(suite, *place), key=lambda each: each[0].ordinal)) for place in places}
+
+
+def _sides_at_fault(suite: SuiteRecord, places: Iterable[tuple[str, int]]) -> Iterator[Reason]:
+    """Why what is compared must not be judged: a side of it is INVALID, or they did not run under one condition."""
+    chosen = set(places)
+    ours = [case for case in suite.cases if (case.variant, case.level) in chosen]
+    broken = [case for case in ours if faults(suite, case)]  # then what was not measured for it says less
+    at_fault = False
+    for case in broken or ours:
+        if found := reasons(suite, case):
+            at_fault = True
+            yield Reason(name=f"{case.id} is INVALID", seen=f"{found[0].name}: {found[0].seen}", advice=found[0].advice)
+    seen: dict[str | None, list[str]] = {}
+    for variant, level in sorted(chosen):
+        for value in _simulated(measurements(suite, variant, level)):
+            names = seen.setdefault(value, [])
+            names += [variant] if variant not in names else []
+    if len(seen) > 1 and not at_fault:
+        told = (f"{printable(value or 'not set', 32)} in {', '.join(names)}" for value, names in seen.items())
+        yield Reason(
+            name="acceptance is not simulated alike",
+            seen=f"{SIMULATED_ACCEPTANCE} is {'; '.join(told)}",
+            advice="set it for every variant that is compared, or for none",
+        )
+
+
+def _simulated(taken: Taken) -> list[str | None]:
+    return [dict(launch.variant_env).get(SIMULATED_ACCEPTANCE) for launch, _ in taken]
+
+
+def _logs(suite: SuiteRecord, taken: Mapping[tuple[str, int], Taken]) -> tuple[str, ...]:
+    """The launches whose logs say most: of the sides that are at fault, else of all."""
+    cases = {(case.variant, case.level): case for case in suite.cases}
+    at_fault = [place for place in taken if reasons(suite, cases[place])] or list(taken)
+    logs = [name for place in at_fault for name in _last_log([launch for launch, _ in taken[place]])]
+    return tuple(dict.fromkeys(logs))
 
 
 def _measured(samples: tuple[LaunchSample, ...]) -> Measured:

@@ -1,4 +1,4 @@
-"""The product: one item for every case and relation of the suites that were asked for."""
+"""The product: one item for every case, relation and crossover of the suites that were asked for."""
 
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
@@ -8,7 +8,7 @@ from perf.carrier import CLOCK, replay
 from perf.session import Judged
 
 
-# A relation, and a case without numbers, has nothing to replay.
+# A relation, a crossover, and a case without numbers, has nothing to replay.
 @pytest.mark.filterwarnings("ignore:Benchmark fixture was not used")
 @pytest.mark.benchmark(timer=CLOCK)
 def test_verdict(judged: Judged, benchmark: BenchmarkFixture) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from perf import campaign as campaigns
 from perf import record
-from perf.crossover import StoredCrossover
+from perf.crossover import Contrast, StoredCrossover, StoredLevel, locate
 from perf.interval import Bound, tail
 from perf.metrics import Distribution, RoundSummary
 from perf.record import (
@@ -276,6 +276,33 @@ def crossing(first: str, second: str, stored: StoredCrossover | None = None) -> 
     """The crossover of two variants, selected; `stored` is what it is judged against."""
     crossover = Crossover(id=f"sim/expect/crossover-of-{first}-and-{second}", suite="sim", first=first, second=second)
     return CrossoverRecord(crossover=crossover, selected=True, stored=stored)
+
+
+def stored_crossover(first: str, second: str, leads: Mapping[int, float], *, error: float = 0.004) -> StoredCrossover:
+    """A stored crossover of four launches of each: how many times as fast the first is at each level."""
+    contrasts = [
+        Contrast(level=level, log_ratio=-math.log(lead), error=error, freedom=20.0) for level, lead in leads.items()
+    ]
+    found = locate(contrasts, tail=0.0005)
+    return StoredCrossover(
+        schema=1,
+        crossover=f"sim/expect/crossover-of-{first}-and-{second}",
+        first=first,
+        second=second,
+        power_limits_w=(),
+        simulated_acceptance=(None, None),
+        tail=0.0005,
+        levels=tuple(
+            StoredLevel(workload_digest=digest(each.level), contrast=each, launches_first=4, launches_second=4)
+            for each in contrasts
+        ),
+        estimate=found.estimate,
+        lo=found.lo,
+        hi=found.hi,
+        campaign="20260101-000000",
+        reason="first baseline",
+        promoted_at="2026-01-01T00:00:00+00:00",
+    )
 
 
 def campaign(*suites: SuiteRecord, id: str = "20260201-020000", complete: bool = True) -> Campaign:

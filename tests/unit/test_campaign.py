@@ -253,10 +253,10 @@ def test_a_relation_gets_its_looks_where_no_case_asks() -> None:
     assert set(times_measured(done).values()) == {1}
     assert words(done)[bound.id] is Word.PASS
     unknown = select(suite(levels=(8,), variants=("baseline", "eagle3"), relations=(bound,)), bound.id)
-    assert set(times_measured(SimulatedRig(truth=steady, cv=0.0005).run(unknown)).values()) == {2}
-    counts = times_measured(SimulatedRig(truth=steady, cv=0.05).run(unknown))
-    assert counts["baseline", 8] == counts["eagle3", 8]
-    assert counts["baseline", 8] in relation_looks(unknown)[2:]
+    for cv, fewest in ((0.0005, 2), (0.05, 4)):
+        counts = times_measured(SimulatedRig(truth=steady, cv=cv).run(unknown))
+        assert counts["baseline", 8] == counts["eagle3", 8] >= fewest
+        assert counts["baseline", 8] in relation_looks(unknown)
 
 
 def test_what_is_not_selected_is_not_measured() -> None:
@@ -401,8 +401,8 @@ def test_the_same_night_is_the_same_campaign_again() -> None:
 LOUD = SimulatedRig(truth=steady, cv=0.2, seed=1).store(4, levels=(1, 8), variants=("baseline", "eagle3"))
 
 
-def loud(**given: int) -> SuiteRecord:
-    return suite(levels=(1, 8), variants=("baseline", "eagle3"), store=LOUD, **given)
+def loud() -> SuiteRecord:
+    return suite(levels=(1, 8), variants=("baseline", "eagle3"), store=LOUD)
 
 
 def test_the_budget_ends_a_campaign_before_the_launch_that_would_exceed_it() -> None:
@@ -423,15 +423,17 @@ def test_a_budget_that_fits_exactly_is_used_and_one_that_is_never_reached_is_not
 
 
 def test_half_a_pair_is_never_run_because_the_other_half_does_not_fit() -> None:
-    whole = night(3, lost={0: -0.10}, budget_s=1e9)
+    whole = night(3, spread=0.03, max_launches=14)
     assert whole.stopped is None
-    for budget_s in np.arange(300.0, 4000.0, 100.0):
-        done = night(3, lost={0: -0.10}, budget_s=float(budget_s))
+    spent = np.cumsum([each.duration_s for each in whole.launches])
+    pairs = 0
+    for budget_s in np.arange(300.0, float(spent[-1]) + 100, 60.0):
+        done = night(3, spread=0.03, max_launches=14, budget_s=float(budget_s))
         assert sum(each.duration_s for each in done.launches) <= max(budget_s, done.launches[0].duration_s)
         assert done.launches == whole.launches[: len(done.launches)]
-        ran = {each.block: arms(block) for block in blocks(done) for each in block}
-        paired = {each.block: arms(block) for block in blocks(whole) for each in block if arms(block) == "RC"}
-        assert all(ran[number] == "RC" for number in paired.keys() & ran.keys())
+        assert arms(blocks(done)[-1]) in ("C", arms(blocks(whole)[len(blocks(done)) - 1]))
+        pairs += len(blocks(done)[-1]) == 2
+    assert pairs > 10
 
 
 def test_what_the_budget_left_unmeasured_is_invalid_and_says_so() -> None:

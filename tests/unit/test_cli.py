@@ -24,7 +24,7 @@ def one(*throughputs: float, store: tuple[StoredCase, ...] = STORE) -> SuiteReco
     return suite(store=store, launches=launches)
 
 
-PASSING, IMPROVED, REGRESSED = one(99.9, 100.1), one(119.9, 120.1), one(79.9, 80.1)
+PASSING, IMPROVED, REGRESSED = one(99.9, 100.1), one(119.9, 120.0, 120.1), one(79.9, 80.0, 80.1)
 INCONCLUSIVE, UNKNOWN = one(80.0, 110.0), one(100.0, 100.0, store=())
 INVALID = suite(store=STORE, launches=(launch(failed()),))
 VIOLATED = replace(
@@ -103,7 +103,7 @@ def test_check_shows_the_table_the_tally_and_the_screen_of_what_failed(
     assert "1 REGRESSED; overall REGRESSED" in text
     assert text.count("moved with it") == 1
     assert "REGRESSED  output throughput 80.0 tok/s, baseline 100.0: -20.0 %" in text
-    assert "20260201-020000/baseline-2/server.log" in text
+    assert "20260201-020000/baseline-3/server.log" in text
 
 
 def test_check_judges_the_newest_campaign_or_the_one_that_is_named(place: Path) -> None:
@@ -171,7 +171,7 @@ def test_promote_says_what_it_did_and_where(place: Path, capsys: pytest.CaptureF
     )
     save(place, IMPROVED, id="20260202-020000")
     assert run("promote", "20260202-020000", "--reason", "faster", "--case", "*/c001") == 0
-    assert "sim/baseline/c001: 100.0 -> 120.0 tok/s (+20.0 %), 2 launches" in capsys.readouterr().out
+    assert "sim/baseline/c001: 100.0 -> 120.0 tok/s (+20.0 %), 3 launches" in capsys.readouterr().out
     stored_cases = json.loads((place / "baselines" / "cpu-simulated-01234567" / "sim" / "baseline.json").read_text())
     assert [each["reason"] for each in stored_cases["benchmarks"][0]["extra_info"]["promotions"]] == [
         "first baseline",
@@ -187,7 +187,7 @@ def test_promote_says_where_a_loss_is_accepted_and_where_launches_become_fewer(
     assert run("promote", "20260201-020000", "--reason", "first") == 0
     assert run("promote", "20260202-020000", "--reason", "accepted") == 0
     last = capsys.readouterr().out.splitlines()[-2]
-    assert last == ("promoted  sim/baseline/c001: 100.0 -> 80.0 tok/s (-20.0 %), 2 launches, there were 4, REGRESSED")
+    assert last == ("promoted  sim/baseline/c001: 100.0 -> 80.0 tok/s (-20.0 %), 3 launches, there were 4, REGRESSED")
 
 
 def test_promote_joins_the_launches_of_the_reference_build_where_it_is_asked_to(

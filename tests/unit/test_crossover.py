@@ -16,7 +16,6 @@ from perf.crossover import (
     SCHEMA,
     Contrast,
     Crossing,
-    Spread,
     StoredCrossover,
     StoredLevel,
     contrast,
@@ -27,6 +26,7 @@ from perf.crossover import (
     sentence,
 )
 from perf.gate import Word
+from perf.interval import Spread
 
 TAIL = 0.001
 MARGIN = 0.03
@@ -117,7 +117,7 @@ def test_a_crossover_is_found_between_the_levels_that_enclose_it() -> None:
     assert crossing.lo is not None
     assert crossing.hi is not None
     assert 4 < crossing.lo < 8 < crossing.hi < 16
-    assert words(crossing) == "baseline is faster from about c=8.1 on, between c=7.3 and c=9.1"
+    assert words(crossing) == "eagle3 is faster up to about c=8.1, baseline from there on (between c=7.3 and c=9.1)"
 
 
 def test_the_variant_that_is_faster_everywhere_is_said_to_be() -> None:

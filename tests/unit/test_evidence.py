@@ -1,6 +1,7 @@
 """What launches say of a change, against the whole linear model written out and solved at once."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -76,7 +77,7 @@ def solved(noise: Noise, launches: Sequence[Observed], *, fresh: bool) -> tuple[
     design = np.hstack((changes, means, times) if fresh else (changes, means))
     weighted = np.linalg.solve(covariance, np.column_stack((design, y)))
     precision = design.T @ weighted[:, :-1]
-    about = RIDGE * float((1 / noise.own).mean()) * np.eye(count) if fresh else np.linalg.inv(noise.stored)
+    about = RIDGE * np.diag(1 / noise.own) if fresh else np.linalg.inv(noise.stored)
     precision[count : 2 * count, count : 2 * count] += about
     score = design.T @ weighted[:, -1]
     inner = np.linalg.solve(precision[count:, count:], np.column_stack((precision[count:, :count], score[count:])))
@@ -185,6 +186,15 @@ def test_a_common_change_is_known_no_better_than_the_night_on_the_stored_route()
         assert 1 / float(common @ information @ common) > noise.night
         if count > 1:
             assert 1 / float(one @ information @ one) < noise.night
+
+
+def test_what_is_launched_late_in_the_night_tells_less_of_a_common_change() -> None:
+    noise = known(0.01)
+    common, told_of = np.ones(8), []
+    for hours in (0.0, 1.0, 4.0, 40.0):
+        late = [replace(each, hours=hours) for each in launches_of(noise, 7, [[C]] * 3)]
+        told_of.append(float(common @ told(noise, late).stored().information @ common))
+    assert told_of[0] > 1.1 * told_of[1] > told_of[2] == told_of[3]
 
 
 # What is clipped

@@ -1,12 +1,14 @@
 """What must hold for every two samples."""
 
+import math
+import statistics
 from dataclasses import replace
 
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from perf.gate import Word
-from perf.interval import Bound, Judgement, judge, outcome
+from perf.interval import Bound, Judgement, Spread, judge, outcome
 from perf.relations import judge as judge_relation
 from tests.unit.simulated import relation
 
@@ -78,7 +80,8 @@ def test_a_sample_against_itself_is_never_red(sample: tuple[float, ...], bound: 
     found = judge(sample, sample, bound)
     assert found.word in (Word.PASS, Word.INCONCLUSIVE)
     assert found.lo <= 0 <= found.hi
-    assert judge_relation(relation("a", "b"), {"a": sample, "b": sample}, bound).word is found.word
+    held = judge_relation(relation("a", "b"), {"a": sample, "b": sample}, bound)
+    assert held.word in (Word.PASS, Word.INCONCLUSIVE)
 
 
 @unhurried
@@ -95,23 +98,35 @@ def test_slowing_every_launch_by_one_factor_never_improves_the_verdict(
 
 @unhurried
 @given(before=samples, after=samples, bound=bounds, data=st.data())
-def test_the_order_of_launches_changes_no_bit(
+def test_the_order_of_pairs_changes_no_bit(
     before: tuple[float, ...], after: tuple[float, ...], bound: Bound, data: st.DataObject
 ) -> None:
-    shuffled = (tuple(data.draw(st.permutations(before))), tuple(data.draw(st.permutations(after))))
-    assert judge(*shuffled, bound) == judge(before, after, bound)
+    pairs = list(zip(before, after, strict=False))
+    first, second = zip(*data.draw(st.permutations(pairs)), strict=True)
+    assert judge(first, second, bound) == judge(before, after, bound)
 
 
 @unhurried
 @given(before=samples, after=samples, bound=bounds)
-def test_a_latency_is_judged_as_the_inverse_of_a_rate(
+def test_changing_places_turns_the_change_around(
     before: tuple[float, ...], after: tuple[float, ...], bound: Bound
 ) -> None:
-    rate = judge(before, after, bound)
-    assume(decided_clearly(rate, bound))
-    latency = judge(tuple(1 / each for each in before), tuple(1 / each for each in after), bound, higher_is_better=False)
-    assert latency.word is rate.word
-    assert abs((1 + latency.change) * (1 + rate.change) - 1) < ROUNDING
+    found, other = judge(before, after, bound), judge(after, before, bound)
+    assert abs((1 + found.change) * (1 + other.change) - 1) < ROUNDING
+    if found.hi < 1e3:
+        assert abs((1 + found.lo) * (1 + other.hi) - 1) < 1e-6
+
+
+@unhurried
+@given(before=samples, after=samples, bound=bounds, spread=st.floats(0.0005, 0.1), freedom=st.floats(1, 40))
+def test_tonight_is_never_taken_for_steadier_than_it_was(
+    before: tuple[float, ...], after: tuple[float, ...], bound: Bound, spread: float, freedom: float
+) -> None:
+    found = judge(before, after, bound, known=Spread(spread=spread, freedom=freedom))
+    differences = [math.log(b / a) for a, b in zip(before, after, strict=False)]
+    own = statistics.stdev(differences) if len(differences) > 1 else 0.0
+    normal = statistics.NormalDist().inv_cdf(1 - bound.tail)
+    assert math.log((1 + found.hi) / (1 + found.lo)) >= 2 * normal * own / math.sqrt(len(differences)) * (1 - 1e-9)
 
 
 @unhurried

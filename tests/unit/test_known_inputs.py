@@ -14,6 +14,7 @@ import pytest
 
 from perf.gate import Word
 from perf.metrics import summarize
+from perf.moved import lines
 from perf.provenance import build_of
 from perf.record import LaunchRecord
 from perf.relations import judge as judge_relation
@@ -117,10 +118,7 @@ KNOWN = (
         sources=("TensorRT-LLM#18741",),
         given="TPOT from 6.08 to 15.24 ms",
         right="REGRESSED",
-        held_by=(
-            "test_gate:test_a_slower_latency_is_a_regression_and_not_a_gain",
-            "test_known_inputs:test_tokens_that_come_slower_are_a_regression_that_shows_the_time_per_token",
-        ),
+        held_by=("test_known_inputs:test_tokens_that_come_slower_are_a_regression_that_shows_the_time_per_token",),
     ),
     Known(
         sources=("guidellm#982",),
@@ -168,7 +166,7 @@ KNOWN = (
         sources=("sglang-jax#1095",),
         given="97.2, 96.8 and 98.4 against a floor of 98",
         right="an interval, not a coin flip",
-        held_by=("test_gate:test_numbers_around_a_floor_give_an_interval_and_no_coin_flip",),
+        held_by=("test_interval:test_numbers_around_a_floor_give_an_interval_and_no_coin_flip",),
     ),
     Known(
         sources=("sglang#36272",),
@@ -183,9 +181,12 @@ KNOWN = (
     Known(
         sources=("sglang#31609",),
         given="SGLANG_SIMULATE_ACC_LEN set on one side only",
-        right="NO_BASELINE: not comparable",
-        held_by=("test_verdict:test_acceptance_simulated_on_one_side_only_is_not_comparable",),
-        open="the two sides of a relation are not looked at",
+        right="NO_BASELINE, or INVALID where variants are compared: not comparable",
+        held_by=(
+            "test_verdict:test_acceptance_simulated_on_one_side_only_is_not_comparable",
+            "test_relations:test_acceptance_that_is_simulated_on_one_side_alone_makes_a_relation_invalid",
+            "test_crossings:test_acceptance_that_is_simulated_on_one_side_alone_makes_a_crossover_invalid",
+        ),
     ),
     Known(
         sources=("ATOM#1557",),
@@ -358,11 +359,15 @@ def tonight(*throughputs: float, variant: str = "baseline") -> tuple[LaunchRecor
 
 def test_tokens_that_come_slower_are_a_regression_that_shows_the_time_per_token() -> None:
     """TensorRT-LLM#18741: one stream, whose time per token rose from 6.08 to 15.24 ms."""
-    found = judged(stored(*(1 / tpot_s for tpot_s in (0.00607, 0.00608, 0.00609))), *tonight(1 / 0.01523, 1 / 0.01525))
+    before = stored(*(1 / tpot_s for tpot_s in (0.00607, 0.00608, 0.00609)))
+    found = judged(before, *tonight(1 / 0.01523, 1 / 0.01525, 1 / 0.01524))
     assert found.word is Word.REGRESSED
-    (tpot,) = (each for each in found.moved if each.name == "TPOT")
-    assert tpot.judgement.change == pytest.approx(15.24 / 6.08 - 1, abs=0.001)
-    assert (tpot.moved, tpot.judgement.word) == (True, Word.REGRESSED)
+    assert found.moved is not None
+    (tpot,) = (each for each in found.moved.beside if each.name == "TPOT")
+    assert tpot.after / tpot.before == pytest.approx(15.24 / 6.08, abs=0.001)
+    assert tpot.effect.moved is True
+    told = " ".join(text for _, text in lines(found.moved, on_gpus=False))
+    assert "TPOT 6.1 -> 15.2 ms (+150.7 %, slower)" in told
 
 
 #: Restarts of one build, in tok/s.

@@ -94,7 +94,7 @@ def test_every_case_that_may_be_believed_can_be_promoted(store: Store, state: Su
 def test_an_invalid_case_can_never_become_a_baseline(store: Store) -> None:
     state = suite(launches=(launch(measured(100.0)), launch(failed(), ordinal=2)))
     done = run(campaign(state), store)
-    assert done == Outcome(promoted=(), refused=(("sim/baseline/c001", "INVALID: requests failed"),))
+    assert done == Outcome(promoted=(), crossovers=(), refused=(("sim/baseline/c001", "INVALID: requests failed"),))
     assert not store.folder.exists()
 
 

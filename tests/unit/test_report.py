@@ -24,7 +24,19 @@ from perf.rig import Gpu
 from perf.sample import Build, StoredCase
 from perf.validity import Reason
 from perf.verdict import CaseVerdict, RelationVerdict, Verdict, judge
-from tests.unit.simulated import FAILED, RIG, campaign, failed, launch, measured, relation, stored, suite
+from tests.unit import simulated
+from tests.unit.simulated import (
+    FAILED,
+    RIG,
+    campaign,
+    failed,
+    launch,
+    measured,
+    relation,
+    stored,
+    stored_crossover,
+    suite,
+)
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -154,6 +166,57 @@ def bound(plain: tuple[float, ...], fast: tuple[float, ...], at_least: float = 1
     return replace(state, cases=tuple(replace(each, selected=False) for each in state.cases))
 
 
+def saturated() -> SuiteRecord:
+    """The same relation where the store shows how both variants saturate."""
+    levels = (1, 2, 5, 10, 30, 70, 250)
+    store = tuple(
+        stored(*(luck * rate for luck in (0.998, 1.0, 1.002)), level=level, variant=variant)
+        for variant, plateau, half in (("baseline", 773.0, 6.0), ("eagle3", 354.0, 3.0))
+        for level in levels
+        for rate in (plateau / (1 + (half / level) ** 3) ** (1 / 3),)
+    )
+    bound = relation("baseline", "eagle3")
+    launches = tuple(
+        launch(measured(rate, level=30), variant=variant, duration_s=300.0)
+        for variant, rate in (("baseline", 770.0), ("eagle3", 353.0))
+    )
+    state = suite(levels=levels, variants=("baseline", "eagle3"), store=store, relations=(bound,), launches=launches)
+    return replace(state, cases=tuple(replace(each, selected=False) for each in state.cases))
+
+
+#: How many times as fast as plain decoding speculation was when the crossover was stored.
+LEADS = {1: 1.30, 4: 1.12, 8: 0.94, 32: 0.60}
+
+
+def crossing(leads: Mapping[int, float], *, spread: float = 0.002, is_stored: bool = True) -> SuiteRecord:
+    """A crossover alone, of four launches of each variant."""
+    launches = tuple(
+        launch(
+            *(
+                measured(
+                    90.0 * level * (lead if variant == "eagle3" else 1.0) * (1 + spread * (-1) ** (number // 2)),
+                    level=level,
+                    acceptance=2.9 if variant == "eagle3" else None,
+                )
+                for level, lead in leads.items()
+            ),
+            variant=variant,
+            ordinal=number,
+            duration_s=300.0,
+        )
+        for number in range(1, 5)
+        for variant in ("eagle3", "baseline")
+    )
+    was = stored_crossover("eagle3", "baseline", LEADS) if is_stored else None
+    state = suite(
+        levels=tuple(leads),
+        variants=("eagle3", "baseline"),
+        crossovers=(simulated.crossing("eagle3", "baseline", was),),
+        launches=launches,
+    )
+    return replace(state, cases=tuple(replace(each, selected=False) for each in state.cases))
+
+
 LEVELS = (1, 2, 4, 8, 16)
 WOBBLE = (1.002, 0.999, 1.001, 1.0, 0.998, 1.003)
 
@@ -238,6 +301,17 @@ SCREENS: dict[str, SuiteRecord] = {
         bound(PLAIN, ()), launches=(*bound(PLAIN, ()).launches, launch(failed(250), variant="eagle3"))
     ),
     "violated": bound(FAST, PLAIN),
+    "relation-saturated": saturated(),
+    "crossover-pass": crossing({1: 1.29, 4: 1.13, 8: 0.95, 32: 0.62}),
+    "crossover-moved-up": crossing({1: 1.30, 4: 1.35, 8: 1.4, 32: 0.62}),
+    "crossover-violated": crossing({1: 1.21, 4: 0.93, 8: 0.80, 32: 0.55}),
+    "crossover-inconclusive": crossing({1: 1.29, 4: 0.99, 8: 0.95, 32: 0.62}, spread=0.02),
+    "crossover-no-baseline": crossing(LEADS, is_stored=False),
+    "crossover-from-the-lowest-level-on": crossing({1: 80.9 / 92.7, 8: 0.7, 32: 354 / 773}, is_stored=False),
+    "crossover-invalid": replace(
+        crossing(LEADS),
+        launches=(*crossing(LEADS).launches, launch(failed(8), variant="eagle3", ordinal=5)),
+    ),
 }
 
 

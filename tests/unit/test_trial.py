@@ -17,7 +17,7 @@ from perf.sample import Build, StoredCase
 from perf.simulation import SimulatedRig, Truth
 from perf.simulation import suite as simulated_suite
 from perf.trial import Trial, Trials, stored_noise
-from perf.verdict import judge
+from perf.verdict import judge, judge_case
 from tests.unit.simulated import campaign, failed, launch, measured, stored, suite, written
 
 LEVELS = (1, 2, 8, 32)
@@ -42,12 +42,16 @@ def measured_night(seed: int, *, lost: tuple[int, ...] = (0,), names: int = 1, m
 
 
 def said(trials: tuple[Trial, ...]) -> list[tuple[object, ...]]:
+    """Everything that the next launch, or a verdict, could depend on."""
     return [
         (
             each.levels,
             each.alone,
             [each.gate.word(place) for place in range(len(each.levels))],
             each.gate.losses.mixture,
+            each.gate.stored.information.tolist(),
+            each.gate.losses.excluded.tolist(),
+            each.gate.guard.factor,
         )
         for each in trials
     ]
@@ -113,7 +117,7 @@ def test_a_level_at_fault_is_taken_out_and_the_others_are_judged_from_their_firs
 def test_one_stored_launch_says_nothing_of_noise_so_nothing_is_judged() -> None:
     state = suite(store=(stored(100.0),), launches=tuple(launch(measured(50.0), ordinal=n) for n in (1, 2, 3)))
     assert of_levels(state) == []
-    (verdict,) = judge(state)
+    verdict = judge_case(state, state.cases[0])
     assert (verdict.word, verdict.judgement) == (Word.INCONCLUSIVE, None)
 
 
@@ -155,7 +159,7 @@ def test_launches_of_another_variant_change_nothing() -> None:
     state = measured_night(1, names=2)
     ours = replace(state, launches=tuple(each for each in state.launches if each.variant == "v0"))
     assert len(ours.launches) < len(state.launches)
-    words = [[word for *_, word, _ in said(Trials("v0").keep_up(each))] for each in (state, ours)]
+    words = [[each[2] for each in said(Trials("v0").keep_up(judged))] for judged in (state, ours)]
     assert words[0] == words[1]
 
 

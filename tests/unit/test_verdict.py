@@ -6,11 +6,11 @@ import pytest
 
 from perf import report
 from perf.gate import Word
+from perf.measured import SIMULATED_ACCEPTANCE
 from perf.record import LaunchRecord, Measurement, RoundRecord, SuiteRecord
 from perf.sample import Build, StoredCase
-from perf.measured import SIMULATED_ACCEPTANCE
-from perf.verdict import CaseVerdict, bound, judge_case
-from tests.unit.simulated import failed, launch, measured, stored, suite
+from perf.verdict import SPENT_ON_RELATIONS, CaseVerdict, bound, judge_case, relation_looks
+from tests.unit.simulated import failed, launch, measured, relation, stored, suite
 
 STORE = stored(99.8, 100.0, 100.2, 100.0)
 
@@ -46,8 +46,10 @@ def test_a_case_is_judged_by_the_launches_that_measured_it() -> None:
     assert (found.word, found.launches, found.logs) == (Word.PASS, 2, ("baseline-2",))
     assert found.measured is not None
     assert found.measured.output_throughput == pytest.approx(100.0)
-    assert judged(90.0, 90.1).word is Word.REGRESSED
-    assert judged(110.0, 110.1).word is Word.IMPROVED
+    assert judged(90.0, 90.1, 90.0).word is Word.REGRESSED
+    assert judged(110.0, 110.1, 110.0).word is Word.IMPROVED
+    # Without a reference build two launches of one level are not enough to call anything.
+    assert (judged(90.0, 90.1).word, judged(110.0, 110.1).word) == (Word.INCONCLUSIVE, Word.PASS)
 
 
 def test_the_launch_is_the_sample_and_its_rounds_share_its_luck() -> None:
@@ -60,10 +62,13 @@ def test_the_launch_is_the_sample_and_its_rounds_share_its_luck() -> None:
     assert one.word is Word.INCONCLUSIVE
 
 
-def test_alpha_is_shared_by_the_whole_suite_whatever_is_selected() -> None:
-    state = suite(levels=(1, 2, 4), variants=("baseline", "eagle3"))
-    assert bound(state).tail == pytest.approx(0.01 / 6 / 3)
-    few = replace(state, cases=tuple(replace(each, selected=each.level == 1) for each in state.cases))
+def test_what_relations_may_spend_of_alpha_is_shared_by_all_of_them_whatever_is_selected() -> None:
+    """At every look, and at the last launch wherever it ends; the cases' gates spend the rest."""
+    bounds = (relation("eagle3", "baseline", level=1), relation("eagle3", "baseline", level=2))
+    state = suite(levels=(1, 2, 4), variants=("baseline", "eagle3"), relations=bounds)
+    times = len(relation_looks(state)) + 1
+    assert bound(state).tail * len(bounds) * times == pytest.approx(SPENT_ON_RELATIONS * state.alpha)
+    few = replace(state, relations=(state.relations[0], replace(state.relations[1], selected=False)))
     assert bound(few) == bound(state)
 
 
@@ -118,6 +123,8 @@ def test_a_round_without_numbers_is_never_a_pass(rounds: tuple[RoundRecord, ...]
     empty = Measurement(level=1, rounds=rounds, reasons=())
     found = judged(launches=(launch(measured(100.0)), launch(empty, ordinal=2)))
     assert (found.word, found.reasons[0].name) == (Word.INVALID, "not measured")
+    state = suite(store=(STORE,), reference=True, launches=(launch(measured(100.0)), launch(empty, arm="reference")))
+    assert verdict(state).word is Word.INVALID
 
 
 def test_a_server_that_already_ran_has_no_log_to_read() -> None:
@@ -196,30 +203,32 @@ def speculative(*pairs: tuple[float, float]) -> tuple[LaunchRecord, ...]:
 def test_a_loss_of_acceptance_is_a_regression_that_names_it() -> None:
     """ATOM#1557: acceptance fell from 61 to 36 %; of 3 draft tokens that is 2.83 to 2.08 tokens a step."""
     store = stored(283.0, 282.6, 283.4, 283.0, acceptance=2.83)
-    found = judged(launches=speculative((208.1, 2.08), (207.9, 2.08)), store=store)
+    found = judged(launches=speculative((208.1, 2.08), (207.9, 2.08), (208.0, 2.08)), store=store)
     assert found.word is Word.REGRESSED
-    assert "acceptance length 2.83 -> 2.08 (-26.5 %), steps/s unchanged (~)" in moved(found)
+    assert "acceptance length 2.83 -> 2.08 (-26.5 %) explains all of it; steps/s unchanged (~)" in moved(found)
 
 
 def test_a_loss_of_step_time_is_a_regression_that_names_it() -> None:
     store = stored(283.0, 282.6, 283.4, 283.0, acceptance=2.83)
-    found = judged(launches=speculative((208.1, 2.83), (207.9, 2.83)), store=store)
-    assert "acceptance length unchanged (~), steps/s 100.0 -> 73.5 (-26.5 %)" in moved(found)
+    found = judged(launches=speculative((208.1, 2.83), (207.9, 2.83), (208.0, 2.83)), store=store)
+    assert "steps/s 100.0 -> 73.5 (-26.5 %) explains all of it; acceptance length unchanged (~)" in moved(found)
 
 
 def test_what_moved_says_only_what_its_interval_supports() -> None:
     """Two launches of 2.0 and 3.6 say nothing about an acceptance length of 2.8: not even that it is unchanged."""
     store = stored(280.0, 281.0, acceptance=2.8)
     found = judged(launches=speculative((140.0, 2.0), (141.0, 3.6)), store=store)
-    assert "acceptance length unclear (?)" in moved(found)
-    assert "acceptance length unchanged" not in moved(found)
+    assert "acceptance length, steps/s unclear (?)" in moved(found)
+    assert "unchanged" not in moved(found)
 
 
 def test_what_a_launch_lacks_is_not_compared() -> None:
     """sglang#36272: all text in one chunk has no TPOT; a server without counters no acceptance length."""
     silent = replace(STORE, launches=tuple(replace(each, tpot_s=(None,)) for each in STORE.launches))
-    names = [each.name for each in judged(100.0, 100.0, store=silent).moved]
-    assert names == ["TTFT"]
+    for store, names in ((STORE, ["TTFT", "TPOT"]), (silent, ["TTFT"])):
+        found = judged(90.0, 90.1, 90.0, store=store).moved
+        assert found is not None
+        assert [each.name for each in found.beside] == names
 
 
 def test_a_time_to_first_token_of_zero_is_absent_and_not_zero() -> None:
