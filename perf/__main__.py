@@ -50,7 +50,7 @@ from perf.promotion import (
 from perf.record import Arm, Campaign, SuiteRecord
 from perf.rig import probe, states
 from perf.suite import SuiteError
-from perf.text import parse_margin, printable, share
+from perf.text import MIN_MARGIN, parse_margin, parse_share, printable, share
 from perf.verdict import Verdict, judge
 
 #: Exit codes of `check` and `compare` by the worst verdict.
@@ -176,8 +176,12 @@ def parser() -> argparse.ArgumentParser:
 
     plan_ = verb("plan", "what a launch of each suite costs in rig-minutes, and what a night of it would find")
     suites(plan_)
-    for name, of in (("margin", "loss to be found"), ("alpha", "false alarms of the suite"), ("power", "losses found")):
-        plan_.add_argument(f"--{name}", type=_margin, metavar="SHARE", help=f"{of}: 2%% or 0.02 (default: the suite's)")
+    for name, of, type_ in (
+        ("margin", "loss to be found", _margin),
+        ("alpha", "false alarms of the suite", _share),
+        ("power", "losses found", _share),
+    ):
+        plan_.add_argument(f"--{name}", type=type_, metavar="SHARE", help=f"{of}: 2%% or 0.02 (default: the suite's)")
     plan_.add_argument(
         "--reference",
         action=argparse.BooleanOptionalAction,
@@ -255,6 +259,15 @@ def _count(text: str) -> int:
 def _margin(text: str) -> float:
     try:
         return parse_margin(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a share such as 3% or 0.03, at least {MIN_MARGIN}"
+        ) from error
+
+
+def _share(text: str) -> float:
+    try:
+        return parse_share(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"{text!r} is not a share such as 3% or 0.03") from error
 

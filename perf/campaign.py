@@ -7,7 +7,7 @@ level, to compare with.
 """
 
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,6 +15,7 @@ import numpy as np
 from perf import relations
 from perf.gate import Flags, Gate
 from perf.measured import faults, measurements, not_comparable
+from perf.noise import Vector
 from perf.record import Arm, CaseRecord, LaunchRecord, Order, SuiteRecord
 from perf.text import duration
 from perf.trial import Trial, Trials
@@ -30,8 +31,9 @@ LAUNCHES_WITHOUT_NOISE = 2
 DEFAULT_MAX_LAUNCHES = 12
 MAX_LAUNCHES_WITH_BUDGET = 200
 
-#: After so many candidate launches of a level the stored mean is what is least known: tonight's reference says more.
-ENOUGH_ALONE = 7
+#: A level's candidate launches alone tell less than blocks of both arms once tonight's mean is known better than this
+#: share of what the stored one is.
+ENOUGH_ALONE = 0.6
 
 #: Launches of a level that is judged by itself, where nothing is suspect: it must not hold up the others.
 LAUNCHES_ASIDE = 2
@@ -97,31 +99,44 @@ def run(
 
 def next_block(suite: SuiteRecord, variant: str, trials: tuple[Trial, ...]) -> Block | None:
     """What a variant must measure next; None when nothing more is owed or allowed."""
-    launches = {
-        arm: sum(each.variant == variant and each.arm == arm for each in suite.launches)
-        for arm in ("candidate", "reference")
+    ours = [each for each in suite.launches if each.variant == variant]
+    launches = {arm: sum(each.arm == arm for each in ours) for arm in ("candidate", "reference")}
+    joined = ours[-1].measurements if ours and ours[-1].arm == "candidate" else ()
+    there = frozenset(measurement.level for measurement in joined)
+    wanted = [_with(there, block) for trial in trials if (block := _wanted(trial)) is not None]
+    wanted = [block for block in wanted if _is_allowed(block, launches, suite.max_launches)]
+    if joining := [block for block in wanted if block.joins]:
+        # One launch for all that can still join; whatever else is wanted comes after it.
+        return Block(candidate=frozenset(), reference=_union(block.reference for block in joining), joins=True)
+    judged = {level for trial in trials for level in trial.levels}
+    candidate = _union(block.candidate for block in wanted)
+    candidate |= {
+        case.level
+        for case in suite.cases
+        if case.variant == variant and case.level not in judged and case.selected and _owed(suite, case)
     }
-    wanted = [block for trial in trials if (block := _wanted(trial)) is not None]
-    joining = [block for block in wanted if block.joins]
-    if joining:
-        wanted = joining[:1]
-    candidate = frozenset[int]().union(*(block.candidate for block in wanted))
-    reference = frozenset[int]().union(*(block.reference for block in wanted))
-    if not joining:
-        judged = {level for trial in trials for level in trial.levels}
-        candidate |= {
-            case.level
-            for case in suite.cases
-            if case.variant == variant and case.level not in judged and case.selected and _owed(suite, case)
-        }
-        candidate |= frozenset(_owed_to_relations(suite, variant)) | frozenset(_owed_to_crossovers(suite, variant))
-    if reference and max(launches["reference"], 0 if joining else launches["candidate"]) >= suite.max_launches:
-        candidate, reference = candidate - reference, frozenset()
-    if launches["candidate"] >= suite.max_launches:
-        candidate = frozenset()
-    if not candidate and not reference:
+    candidate |= frozenset(_owed_to_relations(suite, variant)) | frozenset(_owed_to_crossovers(suite, variant))
+    reference = _union(block.reference for block in wanted)
+    if launches["candidate"] >= suite.max_launches or not candidate:
         return None
-    return Block(candidate=candidate, reference=reference, joins=bool(joining))
+    return Block(candidate=candidate, reference=reference)
+
+
+def _with(there: frozenset[int], block: Block) -> Block:
+    """A block whose reference joins the variant's last launch, where that measured its levels; else a whole one."""
+    if block.joins and not block.reference <= there:
+        return Block(candidate=block.reference, reference=block.reference)
+    return block
+
+
+def _is_allowed(block: Block, launches: Mapping[str, int], cap: int) -> bool:
+    """May it run under the cap of each arm?"""
+    arms = [arm for arm, levels in (("candidate", block.candidate), ("reference", block.reference)) if levels]
+    return all(launches[arm] < cap for arm in arms)
+
+
+def _union(sets: Iterable[frozenset[int]]) -> frozenset[int]:
+    return frozenset[int]().union(*sets)
 
 
 def _orders(suite: SuiteRecord, variant: str, block: Block) -> Iterator[Order]:
@@ -164,9 +179,17 @@ def _choice(gate: Gate) -> tuple[Flags, Flags] | None:
     live = gate.losses.alone
     if not live.any():
         return _pair(gate, _with_quietest(gate, gate.telling(named)))
-    if gate.rule.reference and gate.launches[True][live].max() >= ENOUGH_ALONE:
+    if gate.rule.reference and (gate.launches[True][live] >= _enough(gate)[live]).any():
         return live, live
     return _with_quietest(gate, live), none
+
+
+def _enough(gate: Gate) -> Vector:
+    """The candidate launches of each level after which its own part of the stored mean is what is least known."""
+    noise = gate.noise
+    stored = noise.own / noise.launches + noise.night_level * (1 + 1 / noise.nights)
+    enough: Vector = ENOUGH_ALONE * noise.own / stored
+    return enough
 
 
 def _aside(gate: Gate) -> tuple[Flags, Flags] | None:

@@ -18,7 +18,7 @@ from typing import Literal
 from scipy import optimize, special
 
 from perf.gate import Word
-from perf.interval import Spread
+from perf.interval import MOST_FREEDOM, Spread
 from perf.noise import LEAST_SPREAD
 
 #: The schema of stored crossovers; a change of it comes with a step in `migration`.
@@ -450,7 +450,7 @@ class _Logs:
     def error(self, known: Spread | None) -> tuple[float, float] | None:
         """The variance of the mean and its degrees of freedom; None where nothing is known of the noise."""
         own = self.count - 1
-        stored = 0.0 if known is None else known.freedom
+        stored = 0.0 if known is None else min(known.freedom, MOST_FREEDOM)
         freedom = own + stored
         if freedom <= 0:
             return None

@@ -105,6 +105,12 @@ class Evidence:
         either: Vector = np.where(there, self._pulled_in(deviation, there, -reach, reach), np.nan)
         return either
 
+    @property
+    def moved(self) -> NDArray[np.bool_]:
+        """The levels at which tonight's reference is taken to be elsewhere than the stored mean."""
+        flags: NDArray[np.bool_] = self._center != 0
+        return flags
+
     def stored(self) -> Route:
         """What is known where the stored means are believed as far as they are known."""
         return self._stored.sums.route(self._prior)

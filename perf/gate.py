@@ -230,7 +230,7 @@ class Gate:
         told = self.fresh.information[level, level] > NEGLIGIBLE / self.noise.own[level]
         fresh = bool(self.rule.reference and wanted and told)
         route = self.fresh if fresh else self.stored
-        everything = np.diag(route.information) > NEGLIGIBLE / self.noise.own
+        everything = np.diag(route.information) > NEGLIGIBLE / (self.noise.own + np.diag(self.noise.stored))
         index = int(everything[:level].sum())
         information = route.information[np.ix_(everything, everything)]
         covariance = np.linalg.pinv(information, hermitian=True)
@@ -281,6 +281,8 @@ class Gate:
         if self.launches[True].max(initial=0) >= MOST_ALONE:
             return True
         side = self.gains if self.losses.named is None else self.losses
+        if side.named is not None and side.is_suspect and not self._has_enough(side.named, arm=True):
+            return False
         asked = list(np.eye(len(self.noise.mean), dtype=bool)[self.losses.alone])
         if side.named is not None:
             asked.append(side.named)
@@ -320,8 +322,9 @@ class Gate:
     def _judge(self) -> bool:
         """Update both sides; True where something was convicted, so that the rest must be looked at without it."""
         stored, fresh = _without(self.stored, self.decided), _without(self.fresh, self.decided)
+        moved, sure = self.evidence.moved, self.launches[False] >= LAUNCHES_OF_FEW
         for side in (self.losses, self.gains):
-            side.look(stored, fresh, self.decided, self.guard)
+            side.look(stored, fresh, self.decided, self.guard, unsure=moved & ~sure, sure=sure)
         for side in (self.losses, self.gains):
             if side.named is not None:
                 chosen = self._supported(side, side.named, stored)
@@ -329,6 +332,11 @@ class Gate:
                     side.convicted = side.convicted | chosen
                     return True
         return False
+
+    def _has_enough(self, chosen: Flags, arm: bool) -> bool:
+        """Have enough launches of an arm measured a level of these for a verdict of change?"""
+        needed = LAUNCHES_OF_MANY if chosen.sum() > 2 else LAUNCHES_OF_FEW
+        return sum(bool((touched & chosen).any()) for touched in self._touched[arm]) >= needed
 
     def _plain(self, side: "Side", named: Flags) -> Flags:
         """Where there is only the store: the levels that nearly every launch had further off than is believed of one.
@@ -350,10 +358,8 @@ class Gate:
     def _proved(self, side: "Side", chosen: Flags, fresh: Route) -> bool:
         if side.mixture <= self.rule.conviction:
             return False
-        needed = LAUNCHES_OF_MANY if chosen.sum() > 2 else LAUNCHES_OF_FEW
-        for arm in (True, False) if self.rule.reference else (True,):
-            if sum(bool((touched & chosen).any()) for touched in self._touched[arm]) < needed:
-                return False
+        if not all(self._has_enough(chosen, arm) for arm in ((True, False) if self.rule.reference else (True,))):
+            return False
         estimate, error = _direct(fresh, chosen, self.decided, side.column)
         gain = -estimate if side.column == LOSSES else estimate
         return gain > max(self.rule.material, DIRECT_AT * error * math.sqrt(self.guard.convicting))
@@ -385,10 +391,14 @@ class Side:
         self._information: Vector | None = None
         self.suspect = np.zeros(len(self.patterns), dtype=bool)
 
-    def look(self, stored: Route, fresh: Route, decided: Flags, guard: "_Guard") -> None:
-        """Take in what both routes say now."""
+    def look(self, stored: Route, fresh: Route, decided: Flags, guard: "_Guard", *, unsure: Flags, sure: Flags) -> None:
+        """Take in what both routes say now.
+
+        `unsure` are levels where one or two launches alone say that tonight's reference is elsewhere than the store has
+        it, `sure` those that have more: a pattern with one of the former is cleared once it has one of the latter.
+        """
         if decided.any():
-            self.open = np.logical_not((self.patterns[:, decided] > 0).any(axis=1))
+            self.open = ~self._has(decided)
             self._weights = self._log_weights()
         ratio, information = self._ratios(stored)
         fresh_ratio, fresh_information = self._ratios(fresh)
@@ -399,9 +409,17 @@ class Side:
         self._information = information
         step = OVERSHOOT * np.sqrt(factor * np.maximum(grown, 0.0))
         self._lowest = np.minimum(self._lowest, ratio - TILT * information - step)
-        likeliest = np.max([_sized(ratio, information, size) for size, _ in SIZES], axis=0)
+        likeliest = np.max(
+            [
+                np.maximum(_sized(ratio, information, size), _sized(fresh_ratio, fresh_information, size))
+                for size, _ in SIZES
+            ],
+            axis=0,
+        )
         self.suspect = self.suspect | (likeliest > SUSPECT_AT * factor)
         by_fresh = fresh_ratio - TILT * fresh_information < self.rule.boundary * factor
+        if unsure.any():
+            by_fresh = by_fresh & (~self._has(unsure) | self._has(sure))
         self.excluded = np.where(self.suspect, by_fresh, self._lowest < self.rule.boundary * factor)
         self.live = (self.patterns[self.open & ~self.excluded] > 0).any(axis=0) & ~decided
         likelihood = np.where(self.suspect, np.maximum(ratio, fresh_ratio), ratio)
@@ -413,6 +431,10 @@ class Side:
             self.named, self.is_suspect = self.patterns[best] > 0, bool(self.suspect[best])
             if self.is_suspect:
                 self.doubted = self.doubted | self.named
+
+    def _has(self, levels: Flags) -> Flags:
+        """The patterns that have one of these levels."""
+        return np.asarray((self.patterns[:, levels] > 0).any(axis=1), dtype=bool)
 
     @property
     def alone(self) -> Flags:

@@ -170,7 +170,7 @@ class History:
             return ()
         found: dict[tuple[str, int, Arm], Night] = {}
         for number, line in enumerate(read_bytes(path, "a history", MAX_JSON_BYTES).splitlines(), start=1):
-            night = _parsed(line, f"{path}:{number}")
+            night = _parsed(line, f"{path}:{number}", "restore the file from a copy, or remove that line")
             if found.setdefault(_key(night), night) is not night:
                 raise FileError(
                     f"{path}:{number}: level {night.level} of campaign {night.campaign} stands twice, as after a "
@@ -201,20 +201,20 @@ class History:
     def _append(self, place: Place, more: tuple[Night, ...]) -> int:
         path = self.path(place)
         there = {_key(night): night for night in self.read(place)}
-        new = [night for night in more if _key(night) not in there]
-        for night in more:
-            if there.get(_key(night), night) != night:
+        new: dict[tuple[str, int, Arm], Night] = {}
+        for night in (_as_read(each, path) for each in more):
+            if (there.get(_key(night)) or new.setdefault(_key(night), night)) != night:
                 raise FileError(
                     f"{path}: holds something else of campaign {night.campaign}, level {night.level}, than is to be "
                     "added; it was left alone: remove its lines first where they are the wrong ones"
                 )
-        if len({night.source is None for night in (*there.values(), *new)}) > 1:
+        if len({night.source is None for night in (*there.values(), *new.values())}) > 1:
             raise FileError(
                 f"{path}: nights that were measured here and nights that were imported are not one history; "
                 "import under another --rig, --suite or --variant"
             )
         if new:
-            lines = [to_json(asdict(night)) for night in _sorted((*there.values(), *new))]
+            lines = [to_json(asdict(night)) for night in _sorted((*there.values(), *new.values()))]
             if (size := sum(map(len, lines))) > MAX_JSON_BYTES:
                 raise FileError(f"{path}: would grow to {size:,} bytes, more than is ever read; move it away")
             write_text(path, "".join(lines))
@@ -229,9 +229,14 @@ def _sorted(found: Iterable[Night]) -> tuple[Night, ...]:
     return tuple(sorted(found, key=lambda night: (night.started_at, *_key(night))))
 
 
-def _parsed(line: bytes, where: str) -> Night:
+def _as_read(night: Night, path: Path) -> Night:
+    """A night as it is read once it is written. Raises FileError for one that could not be."""
+    where = f"{path}: cannot hold level {night.level} of campaign {printable(night.campaign, 40)}"
+    return _parsed(to_json(asdict(night)).encode(), where, "nothing of this file was changed; leave that night out")
+
+
+def _parsed(line: bytes, where: str, repair: str) -> Night:
     """One line. Raises FileError."""
-    repair = "restore the file from a copy, or remove that line"
     try:
         value = json.loads(line)
         schema = value.get("schema") if isinstance(value, dict) else None

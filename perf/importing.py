@@ -42,6 +42,9 @@ GUESSES: Mapping[str, tuple[str, ...]] = {
 }
 REQUIRED = ("date", "level", "value")
 
+#: Nights are named by their time with four digits of a year, and nobody measured before the time that computers count.
+FIRST_YEAR = 1970
+
 #: Of many, as many as fit on a screen.
 MAX_NAMED = 12
 
@@ -217,7 +220,7 @@ def _page(text: str, path: Path, wanted: Wanted) -> tuple[list[tuple[str, Row]],
     others: dict[str, None] = {}
     for group, entries in page.entries.items():
         for number, entry in enumerate(entries):
-            day = _iso(entry.date / 1000, f"{path}: entries.{printable(group, 40)}.{number}.date")
+            day = _iso(entry.date // 1000, f"{path}: entries.{printable(group, 40)}.{number}.date")
             for bench in entry.benches:
                 found = pattern.fullmatch(bench.name)
                 if found is None or bench.unit.strip().lower() not in TOKEN_RATES:
@@ -308,7 +311,7 @@ def _time(text: str, where: str) -> datetime:
     """A time of ISO 8601, UTC where it names no zone, or seconds or milliseconds since 1970."""
     if re.fullmatch(r"[0-9]{9,14}", text):
         seconds = int(text)
-        return datetime.fromisoformat(_iso(seconds / 1000 if seconds > 10**11 else seconds, where))
+        return datetime.fromisoformat(_iso(seconds // 1000 if seconds > 10**11 else seconds, where))
     try:
         found = datetime.fromisoformat(text)
         at = found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
@@ -316,14 +319,21 @@ def _time(text: str, where: str) -> datetime:
         raise FileError(
             f"{where}: the date {printable(text, 40)!r} is not as 2026-04-05 or 2026-04-05T21:41:00Z"
         ) from error
+    if at.year < FIRST_YEAR:
+        raise FileError(
+            f"{where}: the date {printable(text, 40)!r} is before {FIRST_YEAR}; put it right, or leave the row out"
+        )
     return at.replace(microsecond=0)
 
 
-def _iso(seconds: float, where: str) -> str:
+def _iso(seconds: int, where: str) -> str:
     try:
-        return datetime.fromtimestamp(math.floor(seconds), UTC).isoformat()
+        return datetime.fromtimestamp(seconds, UTC).isoformat()
     except (ValueError, OverflowError, OSError) as error:
-        raise FileError(f"{where}: {seconds:g} seconds since 1970 are no date") from error
+        told = printable(str(seconds), 40)
+        raise FileError(
+            f"{where}: {told} seconds since 1970 are no date; put it right, or leave the row out"
+        ) from error
 
 
 # Nights

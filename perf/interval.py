@@ -1,8 +1,8 @@
-"""The interval of a change between two samples of launches that are compared once, or at a few looks. Pure.
+"""The interval of a ratio between two variants whose launches stand side by side, judged at a few looks. Pure.
 
-For relations between variants, and for what moved beside a verdict; the verdict on a case is `gate`. A sample is one
-number per launch, since the rounds of a launch share its luck. The change is the difference of mean logarithms; its
-interval is a t interval whose error is divided over everything it may say (docs/decisions/0004).
+For relations; the verdict on a case is `gate`. A launch is one number, since its rounds share its luck. The datum is
+the difference of the logarithms of a pair; the interval is a t interval whose error is divided over everything it may
+say, and steadied by what the store knows of the noise (docs/decisions/0016).
 """
 
 import math
@@ -18,8 +18,9 @@ from perf.gate import Word
 #: Launches searched for the advice "N more launches"; beyond it the advice is a quieter rig.
 MAX_ADVISED_LAUNCHES = 200
 
-#: However much is stored, tonight's pairs are to have a say in how they vary.
-MOST_FREEDOM = 30.0
+#: However much is stored, tonight may be noisier than it, which the first pairs cannot show: with 8, a night twice as
+#: noisy is called wrongly about half as often as with 30, and ratios near the bar cost a quarter more launches.
+MOST_FREEDOM = 8.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +47,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """What two samples say about the change from the first to the second.
+    """What is said about the change from one side to another: of a case from before to now, of a relation to its bar.
 
     `change`, `lo`, `hi` are relative changes of the metric itself (0.02 is 2 % more, also of a latency); `word` knows
     its direction. `could_see` is the relative loss that would have been found with the power asked; None where no noise
@@ -169,7 +170,10 @@ def _logs(sample: tuple[float, ...]) -> _Logs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Paired:
-    """The variance of one difference, how many there are, and the degrees of freedom that the variance rests on."""
+    """The variance of one difference, how many there are, and the degrees of freedom that the variance rests on.
+
+    It is pooled with the store's, and where tonight's pairs vary more, it is theirs: a noisy night widens the interval.
+    """
 
     variance: float
     count: int

@@ -102,8 +102,10 @@ class Noise:
         )
 
 
-def estimate(baseline: Sequence[Night], others: Sequence[Night] = ()) -> Noise:
+def estimate(baseline: Sequence[Night], others: Sequence[Night] = (), *, cautious: bool = False) -> Noise:
     """The noise from the nights of the stored baseline, and from `others`, whose means say nothing of it.
+
+    `cautious` believes nights that differ as far as they do, however few they are: where the store alone convicts.
 
     Raises ValueError where a level has no launch in the baseline.
     """
@@ -118,7 +120,7 @@ def estimate(baseline: Sequence[Night], others: Sequence[Night] = ()) -> Noise:
     shared = share * typical
     own = spread**2 - share * np.minimum(typical, spread**2)
     mean = np.nanmean(launches, axis=0)
-    night, night_level = _between(_by_name(baseline), mean, own, shared, typical, spread)
+    night, night_level = _between(_by_name(baseline), mean, own, shared, spread, cautious=cautious)
     return Noise(
         mean=mean,
         spread=spread,
@@ -175,7 +177,8 @@ def _spread(deviations: list[Matrix], launches: Matrix) -> tuple[Vector, Vector]
     variance = np.full(launches.shape[1], np.nan)
     variance[known] = np.nanmean(rows[:, known] ** 2, axis=0)
     variance = np.maximum(variance, LEAST_SPREAD**2)
-    logs = np.log(variance)
+    # The median of chi-square lies below its mean (Wilson and Hilferty), and levels are drawn to a median.
+    logs = np.log(variance) - 3 * np.log1p(-2 / (9 * np.maximum(freedom, 1.0)))
     middle = float(np.nanmedian(logs))
     luck = special.polygamma(1, np.where(known, freedom, 1.0) / 2)
     between = float(np.nanvar(logs, ddof=1)) if known.sum() > 1 else 0.0
@@ -230,9 +233,10 @@ def _shared(deviations: list[Matrix], spread: Vector) -> float:
 
 
 def _between(
-    nights: list[Matrix], mean: Vector, own: Vector, shared: float, typical: float, spread: Vector
+    nights: list[Matrix], mean: Vector, own: Vector, shared: float, spread: Vector, *, cautious: bool
 ) -> tuple[float, Vector]:
     """The variances between nights: of all levels together, and of each level by itself."""
+    typical = float(np.median(spread)) ** 2
     centers, errors, contrasts, expected = [], [], [], []
     for logs in nights:
         launches = np.isfinite(logs).sum(axis=0)
@@ -254,14 +258,17 @@ def _between(
     weight_told = count - 1
     assumed = max(PRIOR_NIGHT * typical, PRIOR_NIGHT_SPREAD**2)
     night = (weight_told * told + PRIOR_WEIGHT * assumed) / (weight_told + PRIOR_WEIGHT)
-    night = max(night * NIGHT_ALLOWANCE, LEAST_NIGHT * typical)
+    night = max(night * NIGHT_ALLOWANCE, LEAST_NIGHT * typical, told if cautious else 0.0)
     # Contrasts are of deviations from the stored mean, which holds each night itself: count - 1 of count are free.
     night_level = np.zeros_like(mean)
     if count > 1 and contrasts:
         pooled = float(np.mean(contrasts)) * count / (count - 1)
         freedom = (count - 1) * max(len(mean) - 1, 1)
-        excess = pooled - float(np.mean(expected)) - pooled * float(np.sqrt(2 / freedom))
-        night_level = max(excess, 0.0) * weight_told / (count - 1 + NIGHT_LEVEL_WEIGHT) * spread**2
+        excess = pooled - float(np.mean(expected))
+        if not cautious:  # "none" is assumed, until the nights say otherwise
+            excess -= pooled * float(np.sqrt(2 / freedom))
+            excess *= weight_told / (weight_told + NIGHT_LEVEL_WEIGHT)
+        night_level = max(excess, 0.0) * spread**2
     return night, night_level
 
 

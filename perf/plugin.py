@@ -29,7 +29,7 @@ from perf.measure import Show
 from perf.redaction import Secrets
 from perf.session import CannotMeasureError, Judged, Session, Settings
 from perf.suite import Case, Crossover, Relation, Suite, SuiteError
-from perf.text import parse_margin, printable, share
+from perf.text import MIN_MARGIN, parse_margin, printable, share
 from perf.verdict import CaseVerdict
 
 MARKERS = {
@@ -96,7 +96,7 @@ def _settings(config: pytest.Config) -> Settings:
     return Settings(
         baselines=given.folder("baselines", "baselines"),
         campaigns=given.folder("campaign-dir", ".perf/campaigns"),
-        margin=given.value("margin", parse_margin, "a share such as 3% or 0.03"),
+        margin=given.value("margin", parse_margin, f"a share such as 3% or 0.03, at least {MIN_MARGIN}"),
         budget_minutes=given.value("budget-minutes", _positive, "minutes, more than 0"),
         max_launches=given.value("max-launches", _count, "a whole number of at least 1"),
         base_url=given.value("base-url", _url, "http://HOST:PORT or https://HOST:PORT, without /v1"),

@@ -2,11 +2,12 @@
 
 import fnmatch
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from perf.baseline import Store
+from perf.campaign import FIRST_BASELINE_LAUNCHES
 from perf.crossover import SCHEMA as CROSSOVER_SCHEMA
 from perf.crossover import StoredCrossover, StoredLevel, sentence
 from perf.files import FileError, to_json, write_text
@@ -14,6 +15,7 @@ from perf.gate import Word
 from perf.measured import SIMULATED_ACCEPTANCE, Taken, measurements, sample
 from perf.record import Arm, Campaign, SuiteRecord, now_utc
 from perf.sample import SCHEMA, Promotion, StoredCase, geometric_mean, may_join, throughputs
+from perf.text import launches as launches_told
 from perf.text import percent, printable, share, throughput
 from perf.verdict import CaseVerdict, CrossoverVerdict, RelationVerdict, bound, judge
 
@@ -217,7 +219,7 @@ def told(outcome: Outcome) -> Iterator[str]:
             line += " (asked something else)"
         elif before is not None:
             line += f" ({percent(after.throughput / before.throughput - 1)})"
-        line += f", {after.launches} launches"
+        line += f", {launches_told(after.launches)}"
         if before is not None and before.launches > after.launches:
             line += f", there were {before.launches}"
         if len(each.stored.history) > 2:
@@ -228,12 +230,27 @@ def told(outcome: Outcome) -> Iterator[str]:
         if each.stored.has_drifted(each.margin):
             together = f"no step lost the margin of {share(each.margin)}, together they did"
             yield f"drifted   {each.case}: {_drift(each)}: {together}"
+    thin = [each.stored for each in outcome.promoted if len(each.stored.launches) == 1]
+    if thin:
+        yield f"thin      {_thin(thin, '--add' if outcome.promoted[0].word else '--reference')}"
     for crossing in outcome.crossovers:
         was = "-" if crossing.before is None else _told(crossing.before)
         word = f", {crossing.word}" if crossing.word in (Word.VIOLATED, Word.INCONCLUSIVE) else ""
         yield f"promoted  {crossing.after.crossover}: {was} -> {_told(crossing.after)}{word}"
     for case, why in outcome.refused:
         yield f"refused   {case}: {printable(why)}"
+
+
+def _thin(stored: Sequence[StoredCase], joining: str) -> str:
+    """What baselines of one launch cannot do, and what to do; `joining` is the option that adds to them."""
+    told = f"{len(stored)} cases are" if len(stored) > 1 else f"{stored[0].case} is"
+    why = "which says little of how fast it is"
+    if not all(each.others for each in stored):
+        why = "which says nothing of how launches vary: as long as nothing else does, verdicts are INCONCLUSIVE"
+    return (
+        f"{told} stored as one launch, {why}; measure again and promote with {joining}, "
+        f"or measure with an empty --perf-baselines folder: {FIRST_BASELINE_LAUNCHES} launches"
+    )
 
 
 def _told(stored: StoredCrossover) -> str:

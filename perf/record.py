@@ -169,11 +169,12 @@ class CrossoverRecord:
 class SuiteRecord:
     """One suite of a campaign: the rule it is judged by, its cases and its launches.
 
-    `family` is how many verdicts share alpha, `max_launches` the cap of the looks. `reference` says that there is a
-    reference build to launch. `order_seed` randomises the order of levels within a launch; it is 0, and `workload`
-    None, in a file of version 0.1. `power_limits_w` is the hard part of the fingerprint that the rig's id does not
-    hold, `fingerprint` the soft part; both are empty where time is synthetic. `rerun` says that only what failed before
-    was measured, `problem` why the suite could not be measured to its end: then all of it is INVALID.
+    `family` counts its cases, relations and crossovers, and serves only to find a file that lacks one. `max_launches`
+    is the cap of the launches of each arm of a variant. `reference` says that there is a reference build to launch.
+    `order_seed` randomises the order of levels within a launch; it is 0, and `workload` None, in a file of version 0.1.
+    `power_limits_w` is the hard part of the fingerprint that the rig's id does not hold, `fingerprint` the soft part;
+    both are empty where time is synthetic. `rerun` says that only what failed before was measured, `problem` why the
+    suite could not be measured to its end: then all of it is INVALID.
     """
 
     name: str
@@ -295,7 +296,7 @@ def read(folder: Path) -> Campaign:
             f"{folder / FILE_NAME}: complete, but never finished: not as the suite writes it; measure again"
         )
     for time in (campaign.started_at, campaign.finished_at):
-        if time is not None and not _TIME.fullmatch(time):
+        if time is not None and not _is_time(time):
             raise FileError(f"{folder / FILE_NAME}: the time {time[:40]!r}: not as the suite writes it; measure again")
     for suite in campaign.suites:
         if problem := _problem(suite):
@@ -346,12 +347,7 @@ def _problem(suite: SuiteRecord) -> str | None:
         return "the rule it is judged by"
     if suite.family != len(suite.cases) + len(suite.relations) + len(suite.crossovers):
         return "the number of its verdicts"
-    if any(
-        case.level < 1
-        or case.id != f"{suite.name}/{case.variant}/c{case.id.rpartition('/c')[2]}"
-        or case.id.rpartition("/c")[2].lstrip("0") != str(case.level)
-        for case in suite.cases
-    ):
+    if any(case.level < 1 or not _names(case.id, suite, case) for case in suite.cases):
         return "a case whose id is another's"
     cases = {(case.variant, case.level) for case in suite.cases}
     if not {level for _, level in cases} <= dict(suite.requests).keys():
@@ -374,11 +370,16 @@ def _problem(suite: SuiteRecord) -> str | None:
             return "a stored crossover that is another's, or not as it was promoted"
     if not all(case.stored is None or is_sound(case.stored) for case in suite.cases):
         return "a stored baseline without positive numbers, or not as it was promoted"
+    if any(
+        case.stored is not None and (case.stored.level != case.level or not _names(case.stored.case, suite, case))
+        for case in suite.cases
+    ):
+        return "a stored baseline that is another case's"
     if len({launch.name for launch in suite.launches}) != len(suite.launches) or any(
         len({taken.level for taken in launch.measurements}) != len(launch.measurements) for launch in suite.launches
     ):
         return "a launch, or a case of one, that stands twice"
-    if strange := [launch.started_at for launch in suite.launches if not _TIME.fullmatch(launch.started_at)]:
+    if strange := [launch.started_at for launch in suite.launches if not _is_time(launch.started_at)]:
         return f"the time {strange[0][:40]!r}"
     if any((launch.variant, taken.level) not in cases for launch in suite.launches for taken in launch.measurements):
         return "a measurement of a case that is not in it"
@@ -398,6 +399,22 @@ def _problem(suite: SuiteRecord) -> str | None:
         ):
             return "a throughput that is not its tokens by its time"
     return None
+
+
+def _names(id: str, suite: SuiteRecord, case: CaseRecord) -> bool:
+    """Is it the id of the case? With more or fewer zeros it is that of a suite whose highest level was another."""
+    place, _, level = id.rpartition("/c")
+    return place == f"{suite.name}/{case.variant}" and level.lstrip("0") == str(case.level)
+
+
+def _is_time(text: str) -> bool:
+    if not _TIME.fullmatch(text):
+        return False
+    try:
+        datetime.fromisoformat(text)
+    except ValueError:  # such as 30 February
+        return False
+    return True
 
 
 def _launch_problem(suite: SuiteRecord) -> str | None:

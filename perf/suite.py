@@ -17,7 +17,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError
 from pydantic_core import ErrorDetails
 
-from perf.text import printable
+from perf.text import MIN_MARGIN, printable
 from perf.workload import Endpoint, Workload, WorkloadError, find_set, read_set
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -281,8 +281,8 @@ class _WorkloadTable(_Table):
 
 
 class _GateTable(_Table):
-    margin: Annotated[float, Field(gt=0, lt=1)] = Field(
-        default=0.03, description="a relative loss between 0 and 1, such as 0.03 for 3 %"
+    margin: Annotated[float, Field(ge=MIN_MARGIN, lt=1)] = Field(
+        default=0.03, description=f"a relative loss from {MIN_MARGIN} to below 1, such as 0.03 for 3 %"
     )
     alpha: Annotated[float, Field(gt=0, lt=0.5)] = Field(default=0.01, description="a number between 0 and 0.5")
     power: Annotated[float, Field(ge=0.5, lt=1)] = Field(default=0.95, description="a number from 0.5 to below 1")

@@ -6,6 +6,9 @@ import re
 #: Terminal sequences: CSI, OSC, two-character escapes.
 _SEQUENCES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b[@-_]?")
 
+#: No launch is measured so well, by far; and squares of much smaller margins are no numbers any more.
+MIN_MARGIN = 0.0001
+
 
 def printable(text: str, limit: int = 300) -> str:
     """One harmless line of text from outside: no terminal sequences, no controls, at most `limit` characters."""
@@ -41,7 +44,15 @@ def rough(value: float) -> float:
 
 
 def parse_margin(text: str) -> float:
-    """A relative loss from `3%` or `0.03`. Raises ValueError; a bare `3` is refused, since it could mean either."""
+    """A relative loss of at least `MIN_MARGIN`. Raises ValueError."""
+    value = parse_share(text)
+    if value < MIN_MARGIN:
+        raise ValueError(text)
+    return value
+
+
+def parse_share(text: str) -> float:
+    """A share from `3%` or `0.03`. Raises ValueError; a bare `3` is refused, since it could mean either."""
     number = text.strip()
     value = float(number.removesuffix("%")) / 100 if number.endswith("%") else float(number)
     if not 0 < value < 1:

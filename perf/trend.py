@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import pairwise
+from string import ascii_lowercase
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,9 +73,6 @@ NIGHTS = 90
 
 #: The same nights have the same change points.
 SEED = 20260405
-
-#: More letters than any history has changes.
-_LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -476,11 +474,20 @@ def _spark(values: Floats, bad: set[int], look: Look) -> str:
     return "".join(marks)
 
 
+def _letters(number: int) -> str:
+    """What stands for a change, counted from 0: a to z, aa to az, ba and so on. So long ones do not touch: there are
+    `MIN_NIGHTS` between changes.
+    """
+    more, last = divmod(number, len(ascii_lowercase))
+    return (_letters(more - 1) if more else "") + ascii_lowercase[last]
+
+
 def _marks(shown: Findings, count: int) -> str:
-    """A letter under the first night after each change."""
+    """Letters under the first night after each change."""
     line = [" "] * count
-    for change, letter in zip(shown.changes, _LETTERS, strict=False):
-        line[change.index] = letter
+    for number, change in enumerate(shown.changes):
+        letters = _letters(number)
+        line[change.index : change.index + len(letters)] = letters
     return "".join(line).rstrip()
 
 
@@ -560,10 +567,12 @@ def _changes(found: Series, shown: Findings, look: Look, level: int | None) -> s
     if not shown.changes:
         return f"change points: none\n{alarms}"
     lines = ["change points (advisory: where to look; no verdict knows of them)"]
-    for change, letter in zip(shown.changes, _LETTERS, strict=False):
+    wide = len(_letters(len(shown.changes) - 1))
+    for number, change in enumerate(shown.changes):
         before, after = found.nights[change.index - 1], found.nights[change.index]
-        lines.append(f"  {letter}  first seen {_night(after)}, last before it {_night(before)}; p = {change.p:.4f}")
-        lines.append("     " + ", ".join(_shifts(found, change, look, level)))
+        seen = f"first seen {_night(after)}, last before it {_night(before)}; p = {change.p:.4f}"
+        lines.append(f"  {_letters(number):<{wide}}  {seen}")
+        lines.append(f"  {'':<{wide}}  " + ", ".join(_shifts(found, change, look, level)))
     return "\n".join([*lines, alarms])
 
 

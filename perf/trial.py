@@ -75,7 +75,7 @@ def _judgeable(suite: SuiteRecord, variant: str) -> Iterator[CaseRecord]:
 
 
 def _begin(suite: SuiteRecord, cases: tuple[CaseRecord, ...]) -> Iterator[Trial]:
-    noise = stored_noise(cases)
+    noise = stored_noise(cases, cautious=not suite.reference)
     if noise is None:
         return
     aside = set_aside(noise)
@@ -94,17 +94,17 @@ def _begin(suite: SuiteRecord, cases: tuple[CaseRecord, ...]) -> Iterator[Trial]
             yield Trial(levels=levels, gate=Gate(noise.of(group), rule), alone=group[0] in aside)
 
 
-def stored_noise(cases: tuple[CaseRecord, ...]) -> Noise | None:
-    """The noise of the cases from their stored launches; None where these cannot tell any."""
-    return _noise(tuple(case.stored for case in cases if case.stored is not None))
+def stored_noise(cases: tuple[CaseRecord, ...], *, cautious: bool = False) -> Noise | None:
+    """The noise of the cases from their stored launches; None where these cannot tell any. See `noise.estimate`."""
+    return _noise(tuple(case.stored for case in cases if case.stored is not None), cautious)
 
 
 @lru_cache(maxsize=16)  # a campaign asks for it, and then its verdict
-def _noise(stored: tuple[StoredCase, ...]) -> Noise | None:
+def _noise(stored: tuple[StoredCase, ...], cautious: bool) -> Noise | None:
     if not stored:
         return None
     baseline = _nights([each.launches for each in stored])
-    found = estimate(baseline, _nights([each.others for each in stored]))
+    found = estimate(baseline, _nights([each.others for each in stored]), cautious=cautious)
     return found if found.freedom.any() else None
 
 
@@ -128,11 +128,11 @@ def _observed(suite: SuiteRecord, launch: LaunchRecord, levels: tuple[int, ...])
         if measurement.level in levels and summaries:
             value = geometric_mean(each.output_throughput for each in summaries)
             logs[levels.index(measurement.level)] = np.log(value)
-    began = min(each.started_at for each in suite.launches)
-    since = datetime.fromisoformat(launch.started_at) - datetime.fromisoformat(began)
+    # Not of the earliest: a clock that is set back must not move the hours of launches that were judged.
+    since = datetime.fromisoformat(launch.started_at) - datetime.fromisoformat(suite.launches[0].started_at)
     return Observed(
         candidate=launch.arm == "candidate",
         block=launch.block,
-        hours=since.total_seconds() / 3600,
+        hours=max(since.total_seconds(), 0.0) / 3600,
         logs=logs,
     )

@@ -310,7 +310,7 @@ def _on_model() -> Iterator[Cell]:
     for cv in MINUTES:
         for lost, changes in _LOST.items():
             few = cv > 0.02
-            count = (4_000 if few else 10_000) if lost == NONE else (500 if few else 2_000)
+            count = (4_000 if few else 10_000) if lost == NONE else (300 if few else 1_000)
             yield Cell(
                 table="on the model", noise=_percent(cv), lost=lost, truth=_truth(cv), changes=changes, suites=count
             )
@@ -318,7 +318,7 @@ def _on_model() -> Iterator[Cell]:
 
 def _suites(lost: str) -> int:
     """Nights that lost something take many launches; what is said of them are percentages, not bounds of one."""
-    return 2_000 if lost == NONE else 500
+    return 2_000 if lost == NONE else 200
 
 
 def _off_model() -> Iterator[Cell]:
@@ -354,7 +354,7 @@ def _off_model() -> Iterator[Cell]:
 def _mixed() -> Iterator[Cell]:
     for lost, changes in _MIXED.items():
         for cv in (0.01, 0.02):
-            yield Cell(table="mixed", noise=_percent(cv), lost=lost, truth=_truth(cv), changes=changes, suites=300)
+            yield Cell(table="mixed", noise=_percent(cv), lost=lost, truth=_truth(cv), changes=changes, suites=150)
 
 
 def _sizes() -> Iterator[Cell]:
@@ -393,7 +393,7 @@ def _capped() -> Iterator[Cell]:
                     lost=lost,
                     truth=_truth(cv),
                     changes=changes,
-                    suites=500,
+                    suites=150,
                     budget_min=minutes,
                 )
 
@@ -418,7 +418,7 @@ def _without_reference() -> Iterator[Cell]:
                 lost=lost,
                 truth=_truth(cv),
                 changes=_MIXED[lost],
-                suites=500,
+                suites=150,
                 reference=False,
                 budget_min=minutes,
             )

@@ -1,8 +1,11 @@
 """The reference build of a suite: real servers, started by an interpreter and in an environment of its own."""
 
 import json
+import re
 import shlex
 import sys
+from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -11,7 +14,7 @@ from perf import measure, suite
 from perf.capacity import Capacity
 from perf.load import Limits
 from perf.record import Arm, LaunchRecord, Order
-from tests.emulated.inner import PACED, REPOSITORY, Desk, running
+from tests.emulated.inner import PACED, REPOSITORY, Desk, Run, running
 from tests.unit.simulated import RIG
 
 REFERENCE = f"""
@@ -21,21 +24,24 @@ env = {{ PYTHONPATH = {json.dumps(str(REPOSITORY))}, KNOB = "old" }}
 """
 
 
-def interpreter(desk: Desk, name: str) -> None:
-    """An interpreter that notes each start of a server with what it was started with."""
+def interpreter(desk: Desk, name: str, *flags: str) -> None:
+    """An interpreter that notes each start of a server with what it was started with; its build adds these flags."""
     path = desk.folder / name
-    path.write_text(f'#!/bin/sh\necho "$0 $KNOB $SHARED" >> starts\nexec {shlex.quote(sys.executable)} "$@"\n')
+    run = shlex.join(["exec", sys.executable])
+    path.write_text(f'#!/bin/sh\necho "$0 $KNOB $SHARED" >> starts\n{run} "$@" {shlex.join(flags)}\n')
     path.chmod(0o755)
 
 
-def paired(folder: Path, more: str = REFERENCE) -> tuple[Desk, Path]:
+def paired(
+    folder: Path, more: str = REFERENCE, gate: str = "margin = 0.1\nalpha = 0.2\nmax_launches = 4"
+) -> tuple[Desk, Path]:
     """A suite with a reference build, and the interpreters of both."""
     desk = Desk(folder)
     interpreter(desk, "new-python")
     interpreter(desk, "old-python")
     env = f'PYTHONPATH = {json.dumps(str(REPOSITORY))}, KNOB = "new", SHARED = "same"'
     variant = f'python = "./new-python"\nenv = {{ {env} }}'
-    return desk, desk.suite({"plain": PACED}, levels=(1, 2), variant=variant, more=more)
+    return desk, desk.suite({"plain": PACED}, levels=(1, 2), variant=variant, more=more, gate=gate)
 
 
 class Launches:
@@ -115,3 +121,84 @@ def test_a_campaign_says_whether_there_is_a_reference_build_to_launch(tmp_path: 
     (second,) = desk.campaign().suites
     assert not second.reference
     assert first.order_seed != second.order_seed
+
+
+# Nights of a suite whose reference build is the stored baseline's
+
+LEVELS = ("small/plain/c001", "small/plain/c002")
+SLOWER = ("--slowdown", "all:0.1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Night:
+    """A run, its campaign, and how often each arm was launched."""
+
+    run: Run
+    campaign: str
+    launches: Counter[str]
+
+
+class Rig:
+    """A desk with a stored baseline of both levels; then nights on which either build may be another."""
+
+    def __init__(self, folder: Path) -> None:
+        self.desk, self.suite = paired(folder, gate="margin = 0.05\nalpha = 0.2")
+        first = self.night()
+        assert first.run.words() == dict.fromkeys(LEVELS, "NO_BASELINE"), first.run.screen
+        assert first.launches == {"candidate": 4}
+        promoted = self.desk.perf("promote", "--reason", "first baseline")
+        assert promoted.code == 0, promoted.screen
+
+    def night(self, *, new: tuple[str, ...] = (), old: tuple[str, ...] = ()) -> Night:
+        interpreter(self.desk, "new-python", *new)
+        interpreter(self.desk, "old-python", *old)
+        (self.desk.folder / "starts").unlink(missing_ok=True)
+        ran = self.desk.measure(self.suite)
+        campaign = self.desk.campaign()
+        launches = Counter[str](launch.arm for launch in campaign.suites[0].launches)
+        starts = Counter(line.split()[0] for line in (self.desk.folder / "starts").read_text().splitlines())
+        assert starts == Counter({"./new-python": launches["candidate"], "./old-python": launches["reference"]})
+        return Night(run=ran, campaign=campaign.id, launches=launches)
+
+
+@pytest.fixture(scope="module")
+def rig(tmp_path_factory: pytest.TempPathFactory) -> Rig:
+    return Rig(tmp_path_factory.mktemp("rig"))
+
+
+def test_an_unchanged_build_passes_against_the_store_and_no_reference_is_launched(rig: Rig) -> None:
+    night = rig.night()
+    assert night.run.code == 0, night.run.screen
+    assert night.run.words() == dict.fromkeys(LEVELS, "PASS")
+    assert night.launches["reference"] == 0
+    assert {item.properties["route"] for item in night.run.items()} == {"store"}
+    assert "judged against the stored baseline (4 launches of 1 night)  (" in night.run.out
+
+
+def test_a_build_slower_than_the_reference_is_regressed_by_fresh_launches_of_both(rig: Rig) -> None:
+    night = rig.night(new=SLOWER)
+    assert night.run.code == 1, night.run.screen
+    assert night.run.words() == dict.fromkeys(LEVELS, "REGRESSED"), night.run.screen
+    assert night.launches["reference"] >= 3
+    for item in night.run.items():
+        assert item.properties["route"] == "reference"
+        assert -0.13 < float(item.properties["change"]) < -0.07
+        told = re.search(r"against (\d+) launches of the reference build tonight", item.message)
+        assert told is not None, item.message
+        assert 3 <= int(told[1]) <= night.launches["reference"]
+
+    checked = rig.desk.perf("check", night.campaign, store=False)
+    assert checked.code == 1, checked.screen
+    assert re.findall(r"^plain/(c\d+) .* ([A-Z_]+)$", checked.out, re.MULTILINE) == [
+        ("c001", "REGRESSED"),
+        ("c002", "REGRESSED"),
+    ]
+
+
+def test_a_rig_on_which_both_builds_got_slower_is_not_red(rig: Rig) -> None:
+    night = rig.night(new=SLOWER, old=SLOWER)
+    assert night.run.code == 0, night.run.screen
+    assert night.run.words() == dict.fromkeys(LEVELS, "PASS"), night.run.screen
+    assert night.launches["reference"] >= 1
+    assert "launches of the reference build tonight" in night.run.out
+    assert rig.desk.perf("check", night.campaign, store=False).code == 0

@@ -58,7 +58,7 @@ ALLOWED: dict[str, set[str]] = {
     "record": {"crossover", "files", "metrics", "migration", "rig", "sample", "suite", "trace", "validity"},
     "baseline": {"carrier", "crossover", "files", "migration", "sample", "text"},
     "trace_file": {"files", "trace"},
-    "promotion": {"baseline", "crossover", "files", "gate", "measured", "record", "sample", "text", "verdict"},
+    "promotion": {"baseline", "campaign", "crossover", "files", "gate", "measured", "record", "sample", "text", "verdict"},
     # The world.
     "rig": set(),
     "carrier": {"rig", "sample"},

@@ -8,6 +8,8 @@ from datetime import date
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from perf import coverage, report, suite
 from perf.baseline import Store
@@ -21,9 +23,21 @@ from perf.promotion import PromotionError, promote, told
 from perf.prune import prune
 from perf.record import CrossoverRecord, SuiteRecord, read
 from perf.statements import verdict_table
-from perf.verdict import CrossoverVerdict, bound, judge, judge_crossover
+from perf.verdict import CrossoverVerdict, bound, judge, judge_crossover, judge_relation
 from tests.unit import simulated
-from tests.unit.simulated import SimulatedRig, campaign, crossing, failed, launch, measured, select, stored, written
+from tests.unit.simulated import (
+    SimulatedRig,
+    campaign,
+    crossing,
+    failed,
+    launch,
+    measured,
+    relation,
+    select,
+    stored,
+    stored_crossover,
+    written,
+)
 
 LEVELS = (1, 4, 8, 32)
 VARIANTS = ("eagle3", "baseline")
@@ -256,6 +270,35 @@ def test_a_campaign_whose_only_verdict_is_a_violated_crossover_has_a_headline(wa
     assert f"Worst: `{ID}`, -1" in report.markdown(campaign(done), "promote", "folder")
 
 
+# How often it is wrong
+
+
+def test_what_lost_just_the_margin_is_violated_no_more_often_than_it_may_be() -> None:
+    """The crossover's own noise and that of a relation are drawn anew each night, and so is what is stored."""
+    nights, margin = 150, 0.03
+    relation_of = relation("eagle3", "baseline", level=4)
+    wrong = 0
+    for seed in range(nights):
+        stored_rig = rig({4: 1.0}, cv=0.01, seed=seed)
+        store = stored_rig.store(5, levels=(4,), variants=VARIANTS)
+        one = simulated.suite(levels=(4,), variants=VARIANTS, store=store, relations=(relation_of,), max_launches=12)
+        done = rig({4: 1.0}, cv=0.01, seed=10_000 + seed).run(replace(select(one, relation_of.id), alpha=0.5))
+        wrong += judge_relation(done, done.relations[0]).word is Word.VIOLATED
+        was = stored_crossover("eagle3", "baseline", {4: 1.2})
+        two = simulated.suite(
+            levels=(4,),
+            variants=VARIANTS,
+            store=store,
+            crossovers=(crossing("eagle3", "baseline", was),),
+            max_launches=12,
+        )
+        lost = rig({4: 1 - margin}, cv=0.01, seed=20_000 + seed).run(replace(alone(two), alpha=0.5))
+        wrong += verdict(lost).word is Word.VIOLATED
+    # Of 0.4 alpha, half is for either side; each is a night of its own.
+    allowed = 0.4 * 0.5 / 2
+    assert wrong / (2 * nights) < allowed + 3 * math.sqrt(allowed / (2 * nights))
+
+
 # Stored
 
 
@@ -372,6 +415,43 @@ def test_the_file_names_its_version_and_holds_all_crossovers_of_the_suite(tmp_pa
     assert store.crossovers("rig", "sim") == {was.crossover: was, other.crossover: other}
     file = json.loads(store.path("rig", "sim", "crossover").read_text())
     assert (file["version"], file["rig"], len(file["crossovers"])) == ("sglang-perf crossovers 1", "rig", 2)
+
+
+STRANGE: st.SearchStrategy[object] = st.sampled_from(
+    [0, -1, 1, 2, 10**15, 5e-324, 1e-99, 0.49, -1e14, 1e14, 1e300, None, "", "x", [], {}, True]
+)
+
+
+def leaves(value: object, place: tuple[str | int, ...] = ()) -> list[tuple[str | int, ...]]:
+    """Where in a JSON value a plain value stands."""
+    children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    found = [leaf for key, child in children for leaf in leaves(child, (*place, key))]
+    return found or [place]
+
+
+@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data(), value=STRANGE)
+def test_whatever_stands_in_a_file_of_crossovers_it_is_refused_or_judged_with(
+    tmp_path: Path, was: StoredCrossover, first: SuiteRecord, data: st.DataObject, value: object
+) -> None:
+    store = Store(tmp_path)
+    path = store.path("rig", "sim", "crossover")
+    path.unlink(missing_ok=True)
+    store.promote_crossovers("rig", "sim", [was])
+    file = json.loads(path.read_text())
+    *way, last = data.draw(st.sampled_from(leaves(file)))
+    inside = file
+    for key in way:
+        inside = inside[key]
+    inside[last] = value
+    path.write_text(json.dumps(file))
+    try:
+        found = store.crossovers("rig", "sim")
+    except FileError:
+        return
+    judged = replace(first, crossovers=tuple(replace(each, stored=found.get(ID)) for each in first.crossovers))
+    assert report.markdown(campaign(judged), "promote", "folder")
+    assert ADAPTER.dump_json(compact(campaign(judged)))
 
 
 SUITE = """

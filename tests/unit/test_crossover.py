@@ -217,7 +217,7 @@ def test_what_is_known_of_the_noise_steadies_a_few_launches_and_never_hides_a_no
     steadied = contrast(8, (100.0, 100.5), (120.0, 120.5), known_first=known, known_second=known)
     assert few.freedom is not None
     assert steadied.freedom is not None
-    assert steadied.freedom > 10 * few.freedom
+    assert steadied.freedom > 8 * few.freedom
     noisy = contrast(8, (80.0, 120.0), (120.0, 120.5), known_first=known, known_second=known)
     assert noisy.error is not None
     assert noisy.error > math.log(120 / 80) / 2

@@ -233,6 +233,39 @@ def test_bytes_that_are_no_text_are_a_damaged_line(kept: History) -> None:
         kept.read(PLACE)
 
 
+@pytest.mark.parametrize(
+    ("unreadable", "said"),
+    [
+        (
+            night(3, campaign="9990101-000000"),
+            "level 1 of campaign 9990101-000000: not a line of a history: campaign: ",
+        ),
+        (night(3, campaign="999", level=0), "level 0 of campaign 999: not a line of a history: campaign: "),
+        (night(3, started_at="0999"), "started_at: String should match"),
+        (night(3, throughput=0.0), "output_throughput.0: "),
+        (night(3, acceptance_length=()), "acceptance_length: one for each launch"),
+    ],
+)
+def test_what_could_not_be_read_again_is_never_written(kept: History, unreadable: Night, said: str) -> None:
+    kept.append({PLACE: (night(1),)})
+    before = kept.path(PLACE).read_bytes()
+    with pytest.raises(FileError) as caught:
+        kept.append({PLACE: (night(2), unreadable)})
+    assert str(caught.value).startswith(f"{kept.path(PLACE)}: cannot hold level ")
+    assert said in str(caught.value)
+    assert str(caught.value).endswith("; nothing of this file was changed; leave that night out")
+    assert kept.path(PLACE).read_bytes() == before
+    assert kept.read(PLACE) == (night(1),)
+
+
+def test_a_night_that_is_added_twice_at_once_is_in_it_once(kept: History) -> None:
+    assert kept.append({PLACE: (night(1), night(1))}) == {PLACE: 1}
+    assert kept.read(PLACE) == (night(1),)
+    with pytest.raises(FileError, match="holds something else of campaign 20260102-020000, level 1"):
+        kept.append({PLACE: (night(2), night(2, throughput=101.0))})
+    assert kept.read(PLACE) == (night(1),)
+
+
 def test_who_waits_too_long_for_another_says_so(kept: History, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(history, "LOCK_TIMEOUT_S", 0.05)
     kept.folder.mkdir()

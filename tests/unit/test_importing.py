@@ -162,6 +162,18 @@ def test_a_date_is_understood_as_it_is_commonly_written(tmp_path: Path, written_
         (CSV.replace("plain,16", "plain,0"), {}, ":3: the level '0' is no concurrency"),
         (CSV.replace("plain,16", "plain,1.5"), {}, ":3: the level '1.5' is no concurrency"),
         (CSV.replace("2026-04-05T21:41:00Z", "yesterday"), {}, ":5: the date 'yesterday' is not as 2026-04-05"),
+        (
+            CSV.replace("2026-04-05T21:41:00Z", "0999-01-01"),
+            {},
+            ":5: the date '0999-01-01' is before 1970; put it right",
+        ),
+        (
+            CSV.replace("2026-04-05T21:41:00Z", "1970-01-01T01:00+02:00"),
+            {},
+            ":5: the date '1970-01-01T01:00+02:00' is before 1970",
+        ),
+        (CSV.replace("2026-04-05T21:41:00Z", "10000-01-01"), {}, ":5: the date '10000-01-01' is not as 2026-04-05"),
+        (CSV.replace("2026-04-05T21:41:00Z", "9" * 14), {}, ":5: 99999999999 seconds since 1970 are no date"),
         (CSV + "1,2\n", {}, ":8: 2 fields where the first line names 6 columns"),
         (CSV + '"open', {}, "not CSV: unexpected end of data"),
         (CSV.replace("plain MTP3", "plain!"), {}, "the series 'plain' and 'plain!' would both be variant plain"),

@@ -35,7 +35,19 @@ from perf.record import Campaign, RoundRecord
 from perf.rig import Rig
 from perf.sample import StoredCase
 from perf.suite import SuiteError, parse
-from tests.unit.simulated import campaign, failed, launch, measured, relation, stored, suite, summary, written
+from tests.unit.simulated import (
+    campaign,
+    crossing,
+    failed,
+    launch,
+    measured,
+    relation,
+    stored,
+    stored_crossover,
+    suite,
+    summary,
+    written,
+)
 
 T = TypeVar("T")
 
@@ -53,6 +65,7 @@ FULL = campaign(
         variants=("baseline", "eagle3"),
         store=(stored(99.0, 100.0, 101.0), stored(99.0, 101.0, level=8)),
         relations=(relation("baseline", "eagle3"), relation("eagle3", "baseline", at_least=1.5, level=1)),
+        crossovers=(crossing("eagle3", "baseline", stored_crossover("eagle3", "baseline", {1: 1.2, 8: 0.7})),),
         launches=(
             launch(measured(99.5, acceptance=2.1), failed(8), env={"NCCL_PROTO": "LL"}),
             launch(measured(101.0), failed(8), ordinal=2),

@@ -339,6 +339,36 @@ def test_what_was_asked_something_else_has_no_change_in_percent(store: Store) ->
     assert line == "promoted  sim/baseline/c001: 100.0 -> 50.0 tok/s (asked something else), 2 launches"
 
 
+def test_a_baseline_of_one_launch_is_told_with_what_it_cannot_do_and_what_to_do(store: Store) -> None:
+    advice = (
+        "measure again and promote with --add, or measure with an empty --perf-baselines folder: "
+        f"{FIRST_BASELINE_LAUNCHES} launches"
+    )
+    assert list(told_lines(run(campaign(night(100.0)), store))) == [
+        "promoted  sim/baseline/c001: - -> 100.0 tok/s, 1 launch",
+        "thin      sim/baseline/c001 is stored as one launch, which says nothing of how launches vary: as long as nothing "
+        f"else does, verdicts are INCONCLUSIVE; {advice}",
+    ]
+    (judged,) = judge(night(100.0, 100.0, store=read(store)))
+    assert judged.word is Word.INCONCLUSIVE
+    done = run(campaign(night(100.0, 101.0, 100.5, 99.8), id="20260202-020000"), store, add=True)
+    assert not any(line.startswith("thin") for line in told_lines(done))
+    done = run(campaign(night(99.0), id="20260203-020000"), store)
+    assert list(told_lines(done)) == [
+        "promoted  sim/baseline/c001: 100.3 -> 99.0 tok/s (-1.3 %), 1 launch, there were 5, "
+        f"-1.0 % since {read(store)[0].promotions[0].promoted_at[:10]}",
+        f"thin      sim/baseline/c001 is stored as one launch, which says little of how fast it is; {advice}",
+    ]
+    assert judge(night(99.0, 99.0, store=read(store)))[0].why != judged.why
+
+
+def test_baselines_of_one_launch_are_one_line_however_many_they_are(store: Store) -> None:
+    state = suite(levels=(1, 8), launches=(launch(measured(100.0), measured(90.0, level=8)),))
+    lines = list(told_lines(run(campaign(state), store)))
+    assert [line.split()[0] for line in lines] == ["promoted", "promoted", "thin"]
+    assert lines[2].startswith("thin      2 cases are stored as one launch")
+
+
 # What is in the files
 
 

@@ -20,7 +20,19 @@ from perf.report import markdown
 from perf.rig import Gpu, Rig
 from perf.sample import StoredCase
 from perf.verdict import judge
-from tests.unit.simulated import RIG, campaign, failed, launch, measured, relation, stored, suite, written
+from tests.unit.simulated import (
+    RIG,
+    campaign,
+    crossing,
+    failed,
+    launch,
+    measured,
+    relation,
+    stored,
+    stored_crossover,
+    suite,
+    written,
+)
 
 STORE = stored(99.0, 101.0, acceptance=2.5)
 
@@ -33,6 +45,7 @@ def full() -> SuiteRecord:
             variants=("baseline", "eagle3"),
             store=(STORE,),
             relations=(relation("baseline", "eagle3"), relation("eagle3", "baseline", at_least=1.5, level=1)),
+            crossovers=(crossing("eagle3", "baseline", stored_crossover("eagle3", "baseline", {1: 1.2, 8: 0.7})),),
             launches=(
                 launch(measured(1 / 3, acceptance=2.1), failed(8), env={"NCCL_PROTO": "LL"}),
                 launch(measured(0.1 + 0.2), measured(8.0, level=8), variant="eagle3"),
@@ -290,6 +303,17 @@ def with_stored(case: StoredCase) -> SuiteRecord:
     return suite(store=(case,))
 
 
+def holding(stored_case: StoredCase) -> SuiteRecord:
+    """A suite whose case is judged with this, whatever it is of."""
+    one = suite()
+    return replace(one, cases=(replace(one.cases[0], stored=stored_case),))
+
+
+def test_a_baseline_that_was_stored_before_a_higher_level_widened_the_ids_is_its_cases(tmp_path: Path) -> None:
+    whole = campaign(holding(replace(STORE, case="sim/baseline/c0001")))
+    assert record.read(written(tmp_path, whole)) == whole
+
+
 @pytest.mark.parametrize(
     ("hostile", "problem"),
     [
@@ -334,13 +358,24 @@ def with_stored(case: StoredCase) -> SuiteRecord:
             with_stored(replace(STORE, launches=(replace(STORE.launches[0], output_throughput=(-1.0,)),))),
             "a stored baseline without positive numbers",
         ),
+        (holding(replace(STORE, case="sim/eagle3/c001")), "a stored baseline that is another case's"),
+        (holding(replace(STORE, case="other/baseline/c001")), "a stored baseline that is another case's"),
+        (holding(replace(STORE, case="sim/baseline/c002")), "a stored baseline that is another case's"),
+        (holding(replace(STORE, level=2)), "a stored baseline that is another case's"),
+        (holding(replace(STORE, case="sim/baseline/c002", level=2)), "a stored baseline that is another case's"),
     ],
 )
 def test_a_suite_that_cannot_be_judged_is_refused(tmp_path: Path, hostile: SuiteRecord, problem: str) -> None:
     assert problem in refused(tmp_path, campaign(hostile))
 
 
-@pytest.mark.parametrize("time", ["", "<b>", "2026-02-01", "2026-02-01T02:00:00+00:00\n", "2026-02-01 02:00:00+00:00"])
+@pytest.mark.parametrize(
+    "time",
+    [
+        *("", "<b>", "2026-02-01", "2026-02-01T02:00:00+00:00\n", "2026-02-01 02:00:00+00:00"),
+        *("2026-02-30T00:00:00+00:00", "2026-02-01T25:00:00+00:00", "0000-02-01T02:00:00+00:00"),
+    ],
+)
 def test_a_time_that_is_not_as_the_suite_writes_it_is_refused(tmp_path: Path, time: str) -> None:
     for hostile in (
         replace(campaign(), started_at=time),

@@ -247,6 +247,11 @@ MISTAKES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     # [gate]
     "a margin in percent": (in_gate("margin = 3"), "gate.margin", ("seen 3", "0.03 for 3 %")),
     "a margin of text": (in_gate('margin = "3%"'), "gate.margin", ("'3%'", "0.03 for 3 %")),
+    "a margin far below any noise": (
+        in_gate("margin = 0.00009"),
+        "gate.margin",
+        ("seen 9e-05", "allowed: a relative loss from 0.0001 to below 1, such as 0.03 for 3 %"),
+    ),
     "no margin": (in_gate("margin = 0"), "gate.margin", ("seen 0", "0.03 for 3 %")),
     "a margin that is no number": (in_gate("margin = nan"), "gate.margin", ("seen nan", "0.03 for 3 %")),
     "an alpha of a coin": (in_gate("alpha = 0.5"), "gate.alpha", ("seen 0.5", "between 0 and 0.5")),

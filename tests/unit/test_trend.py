@@ -295,6 +295,30 @@ def test_colour_is_only_for_what_moved_and_never_where_it_is_not_wanted() -> Non
     assert re.sub("\x1b\\[[0-9]+m", "", coloured) == trend.text(found, shown, {}, PLAIN)
 
 
+def test_every_change_has_letters_of_its_own_however_many_there_are() -> None:
+    """28 changes in four years of a night a week."""
+    nights = 29 * 7
+    logs = quiet(nights)
+    for start in range(7, nights, 7):
+        logs[start:] += np.log(0.5 if start % 2 else 2.0)
+    found = trend.series(PLACE, nights_of(logs, (1, 8, 16)), "candidate", newest=nights)
+    assert found
+    changes = tuple(
+        trend.Change(index=index, p=0.0002, shifts=(-0.5, -0.5, 1.0), moved=(True, True, True))
+        for index in range(7, nights, 7)
+    )
+    shown = trend.Findings(noise=(0.01, 0.01, 0.01), changes=changes, bad=())
+    letters = [*"abcdefghijklmnopqrstuvwxyz", "aa", "ab"]
+    for level in (None, 8):
+        lines = trend.text(found, shown, {}, PLAIN, level=level).splitlines()
+        listed = [line for line in lines if " first seen " in line]
+        assert [line.split()[0] for line in listed] == letters
+        assert len({line.index("first seen") for line in listed}) == 1
+        (marks,) = (line for line in lines if line.split() == letters)
+        first = marks.index("a")
+        assert [marks.index(f" {each}") + 1 - first for each in letters[1:]] == [7 * n for n in range(1, 28)]
+
+
 def test_no_color_is_respected(at: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     keep(at, changed(quiet(30), 20, -0.1))
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
