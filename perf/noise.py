@@ -177,9 +177,9 @@ def _spread(deviations: list[Matrix], launches: Matrix) -> tuple[Vector, Vector]
     variance = np.full(launches.shape[1], np.nan)
     variance[known] = np.nanmean(rows[:, known] ** 2, axis=0)
     variance = np.maximum(variance, LEAST_SPREAD**2)
-    # The median of chi-square lies below its mean (Wilson and Hilferty), and levels are drawn to a median.
-    logs = np.log(variance) - 3 * np.log1p(-2 / (9 * np.maximum(freedom, 1.0)))
-    middle = float(np.nanmedian(logs))
+    logs = np.log(variance)
+    # A median of variances lies below what they are of, as the median of chi-square does (Wilson and Hilferty).
+    middle = float(np.nanmedian(logs - 3 * np.log1p(-2 / (9 * np.maximum(freedom, 1.0)))))
     luck = special.polygamma(1, np.where(known, freedom, 1.0) / 2)
     between = float(np.nanvar(logs, ddof=1)) if known.sum() > 1 else 0.0
     excess = np.maximum(between - luck, 0.0)

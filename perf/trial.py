@@ -33,6 +33,7 @@ class Trials:
         self._trials: tuple[Trial, ...] = ()
         self._levels: tuple[int, ...] = ()
         self._ran: dict[Arm, tuple[Build | None, tuple[tuple[str, str], ...]]] = {}
+        self._began: str | None = None  # of the variant's first launch: a clock set back later moves nothing
         self._seen = 0
 
     def keep_up(self, suite: SuiteRecord) -> tuple[Trial, ...]:
@@ -46,8 +47,9 @@ class Trials:
                 fresh = [each for each in suite.launches if each.variant == self.variant]
         # As they stand in a file is as they ran, but for the arms of a block: their order must not matter.
         for launch in sorted(fresh, key=lambda each: (each.block, each.arm)):
+            self._began = self._began or launch.started_at
             for trial in self._trials:
-                observed = _observed(suite, launch, trial.levels)
+                observed = _observed(launch, trial.levels, self._began)
                 if np.isfinite(observed.logs).any():
                     trial.gate.add(observed)
         self._seen = len(suite.launches)
@@ -121,15 +123,14 @@ def _nights(by_level: list[tuple[LaunchSample, ...]]) -> list[Night]:
     return [Night(name=campaign, logs=np.vstack(logs)) for (campaign, _), logs in nights.items()]
 
 
-def _observed(suite: SuiteRecord, launch: LaunchRecord, levels: tuple[int, ...]) -> Observed:
+def _observed(launch: LaunchRecord, levels: tuple[int, ...], began: str) -> Observed:
     logs = np.full(len(levels), np.nan)
     for measurement in launch.measurements:
         summaries = [each.summary for each in measurement.rounds if each.summary is not None]
         if measurement.level in levels and summaries:
             value = geometric_mean(each.output_throughput for each in summaries)
             logs[levels.index(measurement.level)] = np.log(value)
-    # Not of the earliest: a clock that is set back must not move the hours of launches that were judged.
-    since = datetime.fromisoformat(launch.started_at) - datetime.fromisoformat(suite.launches[0].started_at)
+    since = datetime.fromisoformat(launch.started_at) - datetime.fromisoformat(began)
     return Observed(
         candidate=launch.arm == "candidate",
         block=launch.block,

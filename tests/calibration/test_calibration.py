@@ -1,6 +1,6 @@
 """How often the verdict is wrong, counted: `pytest -m calibration`. An hour on two cores; what is done is kept.
 
-tests/unit/test_calibration.py does the same with few suites in a few cells.
+tests/unit/test_short_calibration.py does the same with few suites in a few cells.
 """
 
 import math

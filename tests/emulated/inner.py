@@ -16,8 +16,11 @@ import httpx2
 import psutil
 from junitparser import JUnitXml, Properties, TestCase
 
-from perf import record
-from perf.record import Campaign
+from perf import measure, record, suite
+from perf.capacity import Capacity
+from perf.load import Limits
+from perf.record import Arm, Campaign, LaunchRecord, Order
+from tests.unit.simulated import RIG
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -226,6 +229,28 @@ class Desk:
             f"[gate]\n{gate}\n\n{tables}\n{more}\n"
         )
         return path
+
+
+class Launches:
+    """Launches of a suite's one variant with the levels in an order of the test's own, and what they show."""
+
+    def __init__(self, desk: Desk, path: Path, *, prefix: str = "") -> None:
+        self.said: list[str] = []
+        self.bench = measure.Bench(
+            suite=suite.load(path),
+            folder=desk.folder / "campaign",
+            prefix=prefix,
+            base_url=None,
+            show=measure.Show(line=self.said.append, live=lambda _: None),
+            limits=Limits(),
+            capacity=Capacity(RIG, lambda _: None),
+            gpus=lambda: (),
+        )
+
+    def run(self, arm: Arm, ordinal: int = 1, levels: tuple[int, ...] = (1,)) -> LaunchRecord:
+        return self.bench.measure(
+            Order(variant=self.bench.suite.variants[0].name, arm=arm, ordinal=ordinal, block=ordinal, levels=levels)
+        )
 
 
 def environment(changes: Mapping[str, str] | None = None) -> dict[str, str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.emulated.inner import EMULATOR, Desk
+from tests.emulated.inner import EMULATOR, Desk, Launches
 
 #: Output throughput in tok/s by concurrency: Kimi K2.5 INT4 on 8x RTX PRO 6000 over PCIe, 512 tokens a request.
 PUBLISHED = {
@@ -53,9 +53,8 @@ def _figures(variant: str, folder: Path) -> Figures:
         workload=f"output_tokens = {{ default = 512, {WARM_LEVEL} = 8 }}\n"
         "min_requests = 2\nrequests_per_stream = 1\nwarmup_requests = 0",
     )
-    run = desk.measure(suite, "--perf-max-launches=1")
-    assert set(run.words().values()) == {"NO_BASELINE"}, run.screen
-    launch = desk.campaign().suites[0].launches[0]
+    launch = Launches(desk, suite).run("candidate", levels=LEVELS)
+    assert [each.all_reasons for each in launch.measurements] == [()] * len(LEVELS)
     return Figures(
         measured={
             measurement.level: each.summary.output_throughput

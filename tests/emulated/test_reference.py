@@ -10,12 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from perf import measure, suite
-from perf.capacity import Capacity
-from perf.load import Limits
-from perf.record import Arm, LaunchRecord, Order
-from tests.emulated.inner import PACED, REPOSITORY, Desk, Run, running
-from tests.unit.simulated import RIG
+from tests.emulated.inner import PACED, REPOSITORY, Desk, Launches, Run, running
 
 REFERENCE = f"""
 [reference]
@@ -42,26 +37,6 @@ def paired(
     env = f'PYTHONPATH = {json.dumps(str(REPOSITORY))}, KNOB = "new", SHARED = "same"'
     variant = f'python = "./new-python"\nenv = {{ {env} }}'
     return desk, desk.suite({"plain": PACED}, levels=(1, 2), variant=variant, more=more, gate=gate)
-
-
-class Launches:
-    """Launches of the suite's one variant, and what they show."""
-
-    def __init__(self, desk: Desk, path: Path, *, prefix: str = "") -> None:
-        self.said: list[str] = []
-        self.bench = measure.Bench(
-            suite=suite.load(path),
-            folder=desk.folder / "campaign",
-            prefix=prefix,
-            base_url=None,
-            show=measure.Show(line=self.said.append, live=lambda _: None),
-            limits=Limits(),
-            capacity=Capacity(RIG, lambda _: None),
-            gpus=lambda: (),
-        )
-
-    def run(self, arm: Arm, ordinal: int = 1, levels: tuple[int, ...] = (1,)) -> LaunchRecord:
-        return self.bench.measure(Order(variant="plain", arm=arm, ordinal=ordinal, block=ordinal, levels=levels))
 
 
 def test_a_block_of_both_arms_runs_each_with_its_own_interpreter_and_environment(tmp_path: Path) -> None:
@@ -200,5 +175,6 @@ def test_a_rig_on_which_both_builds_got_slower_is_not_red(rig: Rig) -> None:
     assert night.run.code == 0, night.run.screen
     assert night.run.words() == dict.fromkeys(LEVELS, "PASS"), night.run.screen
     assert night.launches["reference"] >= 1
-    assert "launches of the reference build tonight" in night.run.out
+    assert {item.properties["route"] for item in night.run.items()} == {"reference"}
+    assert re.search(r"^judged against \d+ launch(es)? of the reference build tonight", night.run.out, re.MULTILINE)
     assert rig.desk.perf("check", night.campaign, store=False).code == 0

@@ -50,7 +50,7 @@ ALLOWED: dict[str, set[str]] = {
         "trial",
         "validity",
     },
-    "campaign": {"gate", "measured", "record", "relations", "text", "trial", "verdict"},
+    "campaign": {"gate", "measured", "noise", "record", "relations", "text", "trial", "verdict"},
     "simulation": {"campaign", "metrics", "noise", "record", "sample", "trial"},
     "report": {"crossover", "gate", "interval", "measured", "moved", "record", "text", "validity", "verdict"},
     # Files.
@@ -58,7 +58,18 @@ ALLOWED: dict[str, set[str]] = {
     "record": {"crossover", "files", "metrics", "migration", "rig", "sample", "suite", "trace", "validity"},
     "baseline": {"carrier", "crossover", "files", "migration", "sample", "text"},
     "trace_file": {"files", "trace"},
-    "promotion": {"baseline", "campaign", "crossover", "files", "gate", "measured", "record", "sample", "text", "verdict"},
+    "promotion": {
+        "baseline",
+        "campaign",
+        "crossover",
+        "files",
+        "gate",
+        "measured",
+        "record",
+        "sample",
+        "text",
+        "verdict",
+    },
     # The world.
     "rig": set(),
     "carrier": {"rig", "sample"},

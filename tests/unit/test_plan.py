@@ -251,10 +251,21 @@ def test_what_a_night_would_show_follows_the_forecast_and_answers_the_options(
 
 
 @pytest.mark.usefixtures("place")
-def test_a_share_that_could_mean_either_is_a_usage_error() -> None:
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ("--margin=3", "'3' is not a share such as 3% or 0.03, at least 0.0001"),
+        ("--margin=0.001%", "'0.001%' is not a share such as 3% or 0.03, at least 0.0001"),
+        ("--alpha=3", "'3' is not a share such as 3% or 0.03"),
+    ],
+)
+def test_a_share_that_could_mean_either_or_is_too_small_is_a_usage_error(
+    capsys: pytest.CaptureFixture[str], option: str, said: str
+) -> None:
     with pytest.raises(SystemExit) as end:
-        main(["plan", "--suite", "sim.toml", "--margin", "3"])
+        main(["plan", "--suite", "sim.toml", option])
     assert end.value.code == 64
+    assert said in capsys.readouterr().err
 
 
 def test_a_damaged_baseline_is_a_sentence_and_not_a_forecast(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

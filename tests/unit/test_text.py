@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perf.text import duration, milliseconds, percent, printable, share, throughput
+from perf.text import duration, milliseconds, parse_margin, parse_share, percent, printable, share, throughput
 
 
 @pytest.mark.parametrize(
@@ -45,6 +45,25 @@ def test_whatever_comes_from_outside_is_harmless(text: str, limit: int) -> None:
     assert len(shown) <= limit
     shown.encode()
     assert printable(shown, limit) == shown
+
+
+@pytest.mark.parametrize(("text", "value"), [("3%", 0.03), (" 0.03 ", 0.03), ("0.01%", 0.0001), ("99.9 %", 0.999)])
+def test_a_margin_is_a_share_in_per_cent_or_not(text: str, value: float) -> None:
+    assert parse_margin(text) == parse_share(text) == pytest.approx(value)
+
+
+@pytest.mark.parametrize("text", ["", "3", "1", "0", "-3%", "100%", "nan", "inf", "3%%", "three"])
+def test_what_could_mean_either_or_nothing_is_no_share(text: str) -> None:
+    for parse in (parse_margin, parse_share):
+        with pytest.raises(ValueError):
+            parse(text)
+
+
+@pytest.mark.parametrize("text", ["0.009%", "0.00009", "1e-200"])
+def test_a_margin_far_below_any_noise_is_none_though_it_is_a_share(text: str) -> None:
+    assert 0 < parse_share(text) < 0.0001
+    with pytest.raises(ValueError):
+        parse_margin(text)
 
 
 @given(st.text(st.sampled_from("\x1b[]0;m\x07\\31 ab\n")))
