@@ -268,7 +268,7 @@ def _rig(
     roots: dict[str, Matrix] = {}
     for variant in chosen.variants:
         ours = [each for each in cases if each.variant == variant.name and each.stored is not None]
-        found = stored_noise(tuple(ours))
+        found = stored_noise(tuple(ours), cautious=not asked.reference)
         places = tuple(levels.index(each.level) for each in ours)
         if found is not None:
             noise[variant.name], known[variant.name] = found, places
