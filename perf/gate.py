@@ -52,7 +52,7 @@ TILT = 0.1
 OVERSHOOT = 0.583
 #: A pattern this much likelier than no change (in natural logarithms) is suspect: the store alone clears it no more.
 SUSPECT_AT = 4.0
-#: Of alpha, what red and IMPROVED may each spend; the rest is for relations, and for what the model does not know.
+#: Of alpha, what red and IMPROVED may each spend; the rest is for relations (verdict.SPENT_ON_RELATIONS).
 SPENT_ON_A_SIDE = 0.3
 #: Of a miss rate of 1 - power, what the boundary spends; the rest is for noise that is estimated.
 SPENT_ON_MISSES = 0.3

@@ -288,7 +288,9 @@ class _GateTable(_Table):
     power: Annotated[float, Field(ge=0.5, lt=1)] = Field(default=0.95, description="a number from 0.5 to below 1")
     budget_minutes: Annotated[float, Field(gt=0)] | None = Field(default=None, description="minutes, more than 0")
     max_launches: Annotated[int, Field(ge=1, le=1000)] | None = Field(
-        default=None, description="a whole number from 1 to 1000"
+        default=None,
+        description="a whole number from 1 to 1000, of each build of a variant "
+        "(default 12; 200 where budget_minutes is given)",
     )
 
 

@@ -267,7 +267,7 @@ SCREENS: dict[str, SuiteRecord] = {
     "inconclusive-by-budget": replace(
         curve(dict.fromkeys(LEVELS, 0.02), *QUIET), stopped="the budget of 1 h 00 min is spent"
     ),
-    "inconclusive-exhausted": replace(case(*eagle3(*RESTLESS * 4)), max_launches=200),
+    "inconclusive-exhausted": replace(case(*eagle3(*RESTLESS * 3)), max_launches=200),
     "inconclusive-set-aside": replace(
         curve({1: 0.07} | dict.fromkeys(LEVELS[1:], 0.006), *QUIET, stored_launches=24), max_launches=8
     ),
