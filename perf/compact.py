@@ -5,7 +5,6 @@ docs/schemas/record-1.json; within a schema fields are only added, and what was 
 It cannot be judged again: campaign.json can.
 """
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -18,9 +17,9 @@ from perf.measured import measurements
 from perf.metrics import RoundSummary
 from perf.moved import Change, Effect, Explanation
 from perf.record import Campaign, CaseRecord, LaunchRecord, SuiteRecord, WorkloadRecord
-from perf.sample import Build, geometric_mean
+from perf.sample import Build, geometric_mean, relative
 from perf.validity import Reason
-from perf.verdict import MAX_LOG, CaseVerdict, CrossoverVerdict, End, RelationVerdict, Route, judge
+from perf.verdict import CaseVerdict, CrossoverVerdict, End, RelationVerdict, Route, judge
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -359,7 +358,7 @@ def _moved(found: Explanation) -> CompactMoved:
 
 
 def _effect(effect: Effect) -> CompactEffect:
-    change, lo, hi = (_end(math.expm1(min(log, MAX_LOG))) for log in (effect.log, effect.lo, effect.hi))
+    change, lo, hi = (_end(relative(log)) for log in (effect.log, effect.lo, effect.hi))
     return CompactEffect(change=change, lo=lo, hi=hi)
 
 

@@ -20,6 +20,7 @@ from scipy import optimize, special
 from perf.gate import Word
 from perf.interval import MOST_FREEDOM, Spread
 from perf.noise import LEAST_SPREAD
+from perf.sample import relative
 
 #: The schema of stored crossovers; a change of it comes with a step in `migration`.
 SCHEMA = 1
@@ -214,9 +215,9 @@ def judge(stored: StoredCrossover | None, contrasts: Sequence[Contrast], *, marg
     levels = tuple(
         JudgedLevel(
             level=each.level,
-            advantage=_expm1(-each.log_ratio),
-            lo=_expm1(-hi),
-            hi=_expm1(-lo),
+            advantage=relative(-each.log_ratio),
+            lo=relative(-hi),
+            hi=relative(-lo),
             word=_word(lo, hi, log_margin) if before is not None and _was_first(before, each.level) else None,
         )
         for each, (lo, hi) in zip(ordered, band, strict=True)
@@ -466,10 +467,3 @@ def _c(level: float) -> str:
 
 def _cs(levels: Iterable[int]) -> str:
     return ", ".join(map(_c, levels))
-
-
-def _expm1(value: float) -> float:
-    try:
-        return math.expm1(value)
-    except OverflowError:
-        return math.inf

@@ -14,6 +14,7 @@ from functools import lru_cache
 from scipy import special
 
 from perf.gate import Word
+from perf.sample import relative
 
 #: Launches searched for the advice "N more launches"; beyond it the advice is a quieter rig.
 MAX_ADVISED_LAUNCHES = 200
@@ -125,9 +126,9 @@ def judge(
     lo, hi = pairs.mean - half, pairs.mean + half
     return Judgement(
         word=outcome(lo, hi, pairs.mean, bound.log_margin),
-        change=_expm1(pairs.mean),
-        lo=_expm1(lo),
-        hi=_expm1(hi),
+        change=relative(pairs.mean),
+        lo=relative(lo),
+        hi=relative(hi),
         before=math.exp(first.mean),
         after=math.exp(second.mean),
         launches_before=count,
@@ -219,10 +220,3 @@ def _pairs_needed(spread: _Paired, bound: Bound) -> int | None:
 @lru_cache(maxsize=4096)  # a campaign asks for few quantiles, and often
 def _t(probability: float, freedom: float) -> float:
     return float(special.stdtrit(freedom, probability))
-
-
-def _expm1(value: float) -> float:
-    try:
-        return math.expm1(value)
-    except OverflowError:
-        return math.inf

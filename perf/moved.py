@@ -10,7 +10,7 @@ from functools import lru_cache
 
 from scipy import special
 
-from perf.sample import LaunchSample
+from perf.sample import LaunchSample, relative
 from perf.text import milliseconds, percent, share, throughput
 
 #: Each end of an interval here: a plain 95 % one, since nothing is decided by it.
@@ -25,9 +25,6 @@ MIN_NARROWER = 2.0
 
 #: The client's use of a core moves by some percent from night to night; by this much, something else runs there.
 CPU_MATTERS = 0.1
-
-#: Beyond this a relative change is shown as infinite anyway, and `expm1` ends at 709.
-_MAX_LOG = 700.0
 
 _Rounds = Callable[[LaunchSample], Iterable[float | None]]
 
@@ -335,7 +332,7 @@ def _parts(explanation: Explanation) -> str:
         if names:
             texts.append(f"{', '.join(names)} {what}")
     if explanation.unexplained is not None and explanation.unexplained.moved:
-        texts.append(f"unexplained {percent(_relative(explanation.unexplained.log))}")
+        texts.append(f"unexplained {percent(relative(explanation.unexplained.log))}")
     return "; ".join(texts)
 
 
@@ -368,14 +365,10 @@ def _values(change: Change) -> str:
         word = ", slower" if change.effect.log > 0 else ", faster"
     else:
         seen, word = f"{throughput(change.before)} -> {throughput(change.after)}", ""
-    return f"{change.name} {seen} ({percent(_relative(change.effect.log))}{word})"
+    return f"{change.name} {seen} ({percent(relative(change.effect.log))}{word})"
 
 
 def _interval(effect: Effect) -> str:
     """`-5.0 % [-5.6 %, -4.4 %]`; without the percentage where it means nothing."""
-    says = {True: percent(_relative(effect.log)), False: "unchanged (~)", None: "unclear (?)"}[effect.moved]
-    return f"{says} [{percent(_relative(effect.lo))}, {percent(_relative(effect.hi))}]"
-
-
-def _relative(log: float) -> float:
-    return math.expm1(min(log, _MAX_LOG))
+    says = {True: percent(relative(effect.log)), False: "unchanged (~)", None: "unclear (?)"}[effect.moved]
+    return f"{says} [{percent(relative(effect.lo))}, {percent(relative(effect.hi))}]"

@@ -286,6 +286,14 @@ def _is_sound(launch: LaunchSample) -> bool:
     )
 
 
+def relative(log: float) -> float:
+    """The relative change that a log-ratio is (0.02 is 2 % more); infinite where no number is so large."""
+    try:
+        return math.expm1(log)
+    except OverflowError:
+        return math.inf
+
+
 def geometric_mean(values: Iterable[float]) -> float:
     """The geometric mean of positive numbers: the mean in the logarithms the gate works with."""
     logs = [math.log(value) for value in values]

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from scipy import optimize, special
 
 from perf.noise import LEAST_SPREAD
+from perf.sample import relative
 
 #: The share of the plateau from which on a server counts as saturated.
 SATURATED = 0.95
@@ -225,7 +226,7 @@ def sentence(found: Saturation) -> str:
 
 def _rise(first: Point, last: Point) -> float:
     """The relative change of throughput for each doubling of the level, from one point to another."""
-    return math.expm1(math.log(last.throughput / first.throughput) / math.log2(last.level / first.level))
+    return relative(math.log(last.throughput / first.throughput) / math.log2(last.level / first.level))
 
 
 def _falls(ordered: Sequence[Point], peak: int, margin: float) -> bool:

@@ -16,7 +16,7 @@ from perf.interval import Bound, Judgement, Spread, looks, tail
 from perf.measured import SIMULATED_ACCEPTANCE, Taken, build_text, faults, measurements, not_comparable, reasons, sample
 from perf.moved import Explanation, explain
 from perf.record import Arm, CaseRecord, CrossoverRecord, LaunchRecord, RelationRecord, SuiteRecord
-from perf.sample import Build, LaunchSample, StoredCase, differences, geometric_mean, throughputs
+from perf.sample import Build, LaunchSample, StoredCase, differences, geometric_mean, relative, throughputs
 from perf.text import launches as launches_text
 from perf.text import percent, printable, share
 from perf.trial import Trial, Trials, stored_noise
@@ -30,9 +30,6 @@ SPENT_ON_RELATIONS = 0.4
 
 #: The error of a note on either side.
 UNSURE = 0.025
-
-#: Beyond it a change is infinite, as far as anybody cares; `expm1` ends at 709.
-MAX_LOG = 700.0
 
 #: What a case was held against in the end: fresh launches of the reference build, the store where such launches could
 #: be had, or the store where they could not.
@@ -294,9 +291,9 @@ def _judgement(
     alone = word is Word.INCONCLUSIVE and len(_open_pattern(trial, level)) == 1
     return Judgement(
         word=word,
-        change=_expm1(change.estimate),
-        lo=_expm1(change.lo),
-        hi=_expm1(change.hi),
+        change=relative(change.estimate),
+        lo=relative(change.lo),
+        hi=relative(change.hi),
         before=geometric_mean(throughputs(before)),
         after=geometric_mean(after),
         launches_before=len(before),
@@ -370,10 +367,6 @@ def _proved_with(trial: Trial, word: Word) -> tuple[int, ...]:
 def _noise_of_others(trials: tuple[Trial, ...], trial: Trial) -> float | None:
     spreads = [float(each) for other in trials if other is not trial for each in other.gate.noise.spread]
     return float(np.median(spreads)) if spreads else None
-
-
-def _expm1(value: float) -> float:
-    return math.expm1(value) if value < MAX_LOG else math.inf
 
 
 def judge_relation(suite: SuiteRecord, record: RelationRecord) -> RelationVerdict:
@@ -540,7 +533,7 @@ def _more_under_load(suite: SuiteRecord, pair: tuple[str, str], contrasts: Seque
             found.append((clear, low, high))
     if found:
         _, low, high = max(found, key=lambda each: each[0])
-        at = [f"{percent(_expm1(sign * each.log_ratio))} at level {each.level}" for each in (low, high)]
+        at = [f"{percent(relative(sign * each.log_ratio))} at level {each.level}" for each in (low, high)]
         yield (
             f"the lead of {name} grows with load ({at[0]}, {at[1]}), though speculation usually pays less under load: "
             "look at acceptance lengths, and at what limits the other variant's batches"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from perf.saturation import LEAST_LEVELS, SATURATED, Point, level_for, points, saturation, sentence
@@ -358,6 +358,11 @@ def test_throughput_that_never_falls_is_never_said_to_fall(measured: tuple[Point
 
 
 @given(measured=measurements(at_least=LEAST_LEVELS))
+@example(
+    measured=tuple(
+        Point(level=level, throughput=rate, error=None) for level, rate in ((1, 1.0), (2, 1.0), (932, 1.0), (933, 3.0))
+    )
+)
 @settings(max_examples=60)
 def test_whatever_was_measured_the_answer_is_in_order(measured: tuple[Point, ...]) -> None:
     found = saturation(measured, margin=MARGIN)
