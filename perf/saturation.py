@@ -329,7 +329,8 @@ def _fit(ordered: Sequence[Point]) -> _Curve:
     """
     levels = np.array([each.level for each in ordered], dtype=np.float64)
     reference = ordered[-1].throughput
-    logs = np.array([math.log(each.throughput / reference) for each in ordered])
+    # Rounded far below any noise: a search in a flat region must not end elsewhere because a unit was another.
+    logs = np.array([round(math.log(each.throughput / reference), 10) for each in ordered])
     known = [each.error for each in ordered if each.error is not None]
     largest = max(known, default=0.0)
     errors = np.hypot([largest if each.error is None else each.error for each in ordered], MODEL_ERROR)
