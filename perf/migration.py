@@ -14,7 +14,6 @@ from perf.sample import SCHEMA
 CAMPAIGN_SCHEMA = 2
 
 BASELINE_VERSION = f"sglang-perf baseline {SCHEMA}"
-CROSSOVERS_VERSION = f"sglang-perf crossovers {crossover.SCHEMA}"
 
 _Object = dict[str, object]
 
