@@ -85,20 +85,19 @@ class Evidence:
     def add(self, launch: Observed) -> Vector:
         """Take in one launch. Returns its deviations from the stored means, clipped either way, NaN where missing."""
         there = np.isfinite(launch.logs)
-        deviation = np.where(there, launch.logs - self._noise.mean, 0.0)
+        deviation = self._deviation(launch)
         if not self._launches or launch.block != self._launches[-1].block:
             self._hours = launch.hours
         self._launches.append(launch)
         drift = min(DRIFT_AT_MOST, DRIFT_AT_ONCE + DRIFT_PER_HOUR * self._hours) * self._noise.typical
-        information = self._information(there)
-        score = information @ self._data(launch, deviation, 0.0)
+        information, score = self._sums_of(launch, 0.0)
         self._stored.add(launch, information, score, 1 / drift)
         if not launch.candidate and self._moved(deviation):
             self._fresh = _Blocks(len(there))
             for each in self._launches:
-                self._add_fresh(each)
+                self._fresh.add(each, *self._sums_of(each, self._center), 0.0)
         elif self._center.any():
-            self._add_fresh(launch)
+            self._fresh.add(launch, *self._sums_of(launch, self._center), 0.0)
         else:
             self._fresh.add(launch, information, score, 0.0)
         reach = self.reach if launch.candidate else self._width
@@ -119,17 +118,17 @@ class Evidence:
         """What is known from comparisons of this night alone."""
         return self._fresh.sums.route(self._ridge)
 
-    def _information(self, there: NDArray[np.bool_]) -> Matrix:
-        """The inverse of shared * 11' + diag(own), where measured (Sherman and Morrison)."""
-        weight = np.where(there, self._precision, 0.0)
-        information: Matrix = np.diag(weight) - np.outer(weight, weight) / (1 / self._noise.shared + weight.sum())
-        return information
+    def _deviation(self, launch: Observed) -> Vector:
+        """From the stored means; 0 where a level was not measured."""
+        deviation: Vector = np.where(np.isfinite(launch.logs), launch.logs - self._noise.mean, 0.0)
+        return deviation
 
-    def _add_fresh(self, launch: Observed) -> None:
-        there = np.isfinite(launch.logs)
-        deviation = np.where(there, launch.logs - self._noise.mean, 0.0)
-        information = self._information(there)
-        self._fresh.add(launch, information, information @ self._data(launch, deviation, self._center), 0.0)
+    def _sums_of(self, launch: Observed, center: Vector | float) -> tuple[Matrix, Matrix]:
+        """A launch's information, the inverse of shared * 11' + diag(own) where measured (Sherman and Morrison), and
+        its score, clipped around `center`."""
+        weight = np.where(np.isfinite(launch.logs), self._precision, 0.0)
+        information: Matrix = np.diag(weight) - np.outer(weight, weight) / (1 / self._noise.shared + weight.sum())
+        return information, information @ self._data(launch, self._deviation(launch), center)
 
     def _moved(self, deviation: Vector) -> bool:
         """After another reference launch: is tonight's reference elsewhere than it was taken to be?"""
