@@ -8,6 +8,7 @@ sample stands beside it: what was changed since it was promoted, by whomever, is
 
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -108,19 +109,26 @@ class Store:
         What is replaced is kept for what it says about noise. With `add`, the launches of a stored case are kept and
         the new ones join them; all is refused where some may not. Raises FileError.
         """
-        path = self.path(rig_id, suite, variant)
-        with self._locked(path):
-            levels = {case.level: case for case in self.read(rig_id, suite, variant)}
-            for case in cases:
-                old = levels.get(case.level)
-                if old is not None and add and not may_join(old, case):
-                    raise FileError(
-                        f"{path}: level {case.level}: another promotion stored what these launches cannot join; "
-                        "nothing was changed"
-                    )
-                levels[case.level] = case if old is None else (joined if add else succeeded)(old, case)
-            write_text(path, _render(rig_id, [levels[level] for level in sorted(levels)]))
+        with self.locked():
+            whole = self.with_cases(rig_id, suite, variant, cases, add=add)
+            write_text(path := self.path(rig_id, suite, variant), render(rig_id, whole))
         return path
+
+    def with_cases(
+        self, rig_id: str, suite: str, variant: str, cases: tuple[StoredCase, ...], *, add: bool
+    ) -> tuple[StoredCase, ...]:
+        """The stored cases of a variant as `promote` would leave them. Raises FileError."""
+        path = self.path(rig_id, suite, variant)
+        levels = {case.level: case for case in self.read(rig_id, suite, variant)}
+        for case in cases:
+            old = levels.get(case.level)
+            if old is not None and add and not may_join(old, case):
+                raise FileError(
+                    f"{path}: level {case.level}: another promotion stored what these launches cannot join; "
+                    "nothing was changed"
+                )
+            levels[case.level] = case if old is None else (joined if add else succeeded)(old, case)
+        return tuple(levels[level] for level in sorted(levels))
 
     def crossovers(self, rig_id: str, suite: str) -> dict[str, StoredCrossover]:
         """The stored crossovers of a suite by their ids, none where there is no file.
@@ -148,31 +156,49 @@ class Store:
 
     def promote_crossovers(self, rig_id: str, suite: str, crossovers: Iterable[StoredCrossover]) -> Path:
         """Store these, each in place of what stood for it, and leave the others alone. Raises FileError."""
-        path = self.path(rig_id, suite, CROSSOVERS)
-        with self._locked(path):
-            whole = self.crossovers(rig_id, suite) | {each.crossover: each for each in crossovers}
-            file = _Crossovers(
-                version="sglang-perf crossovers 1", rig=rig_id, crossovers=tuple(whole[id] for id in sorted(whole))
-            )
-            write_text(path, to_json(asdict(file), indent=1))
+        with self.locked():
+            path, text = self.with_crossovers(rig_id, suite, crossovers)
+            write_text(path, text)
         return path
 
+    def with_crossovers(self, rig_id: str, suite: str, crossovers: Iterable[StoredCrossover]) -> tuple[Path, str]:
+        """What `promote_crossovers` would write: the file, and its text. Raises FileError."""
+        whole = self.crossovers(rig_id, suite) | {each.crossover: each for each in crossovers}
+        file = _Crossovers(
+            version="sglang-perf crossovers 1", rig=rig_id, crossovers=tuple(whole[id] for id in sorted(whole))
+        )
+        return self.path(rig_id, suite, CROSSOVERS), to_json(asdict(file), indent=1)
+
     @contextmanager
-    def _locked(self, path: Path) -> Iterator[None]:
-        """While a file is read and written again. Raises FileError."""
+    def locked(self) -> Iterator[None]:
+        """While files are read and written again: no other promotion or prune meanwhile. Raises FileError."""
+        lock = self.folder / ".lock"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            with FileLock(self.folder / ".lock", timeout=LOCK_TIMEOUT_S):
-                for left in path.parent.glob(f".{path.name}.*.tmp"):  # of a promotion that was killed: ours is the lock
-                    left.unlink(missing_ok=True)
+            with FileLock(lock, timeout=LOCK_TIMEOUT_S):
+                for left in (*self.folder.glob("*/.*.json.*.tmp"), *self.folder.glob("*/*/.*.json.*.tmp")):
+                    left.unlink(missing_ok=True)  # of a promotion that was killed: ours is the lock
                 yield
         except Timeout as error:
+            who = _holder(lock) or "another promotion or a prune"
             raise FileError(
-                f"{self.folder / '.lock'}: another promotion or a prune has held it for {LOCK_TIMEOUT_S:.0f} s; "
-                "nothing was changed"
+                f"{lock}: {who} has held it for {LOCK_TIMEOUT_S:.0f} s; nothing was changed: wait for it, then again"
             ) from error
         except OSError as error:
             raise FileError(f"{self.folder}: cannot be written: {error.strerror}; nothing was changed") from error
+
+
+def _holder(lock: Path) -> str | None:
+    """Who holds a lock, `process 4711 (python -m perf promote ...)`; None where it is not of this machine."""
+    try:
+        status = lock.stat()
+        place = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
+        held = (line.split() for line in Path("/proc/locks").read_text().splitlines())
+        pid = next(words[4] for words in held if words[5] == place and words[1] == "FLOCK")
+        told = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").replace("\0", " ").strip()
+    except (OSError, StopIteration, LookupError):
+        return None
+    return f"process {pid} ({printable(told, 200)})"
 
 
 def _is_there(path: Path, what: str) -> bool:
@@ -213,8 +239,8 @@ def _digest(sample: object) -> str:
     return hashlib.sha256(json.dumps(sample).encode()).hexdigest()[:16]
 
 
-def _render(rig_id: str, cases: list[StoredCase]) -> str:
-    """One case a line, so that a change of one level is a change of one line."""
+def render(rig_id: str, cases: tuple[StoredCase, ...]) -> str:
+    """The text of a variant's file. One case a line, so that a change of one level is a change of one line."""
     lines = ",\n".join("  " + to_json(_benchmark(case)).strip() for case in cases)
     newest = max(cases, key=lambda case: case.promotion.promoted_at)
     head = {

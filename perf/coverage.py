@@ -191,11 +191,15 @@ class Covered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Orphan:
-    """What no suite knows any more: a file or folder, or some of a file's levels."""
+    """What no suite knows any more: a file or folder, or some of a file's levels.
+
+    `named` is False for what is of a suite that nobody named: it may be another's, and is not looked at.
+    """
 
     path: Path
     why: str
     levels: tuple[int, ...] = ()
+    named: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,8 +229,8 @@ class Coverage:
 
     @property
     def whole(self) -> bool:
-        """Every suite is whole on a rig, and the store holds nothing else."""
-        return not (self.wanting or self.orphans or self.damaged)
+        """Every suite is whole on a rig, and the store holds nothing else but what is of suites that nobody named."""
+        return not (self.wanting or self.damaged or any(each.named for each in self.orphans))
 
 
 def examine(suites: Sequence[Suite], store: Store, here: str | None, *, all_of_them: bool) -> Coverage:
@@ -255,7 +259,7 @@ def examine(suites: Sequence[Suite], store: Store, here: str | None, *, all_of_t
 
 def _orphaned(file: StoredFile, suite: Suite | None) -> Iterator[Orphan]:
     if suite is None:
-        yield Orphan(path=file.path, why=f"there is no suite {file.suite}")
+        yield Orphan(path=file.path, why=f"of suite {file.suite}", named=False)
     elif not _is_rig_of(suite, file.rig_id):
         yield Orphan(path=file.path, why=f"suite {suite.name} is {'' if suite.emulated else 'not '}emulated")
     elif file.variant not in {variant.name for variant in suite.variants}:
@@ -266,7 +270,7 @@ def _orphaned(file: StoredFile, suite: Suite | None) -> Iterator[Orphan]:
 
 def _orphaned_crossovers(file: StoredCrossovers, suite: Suite | None) -> Iterator[Orphan]:
     if suite is None:
-        yield Orphan(path=file.path, why=f"there is no suite {file.suite}")
+        yield Orphan(path=file.path, why=f"of suite {file.suite}", named=False)
     elif not _is_rig_of(suite, file.rig_id):
         yield Orphan(path=file.path, why=f"suite {suite.name} is {'' if suite.emulated else 'not '}emulated")
     elif not file.crossovers.keys() & {each.id for each in suite.crossovers}:
@@ -357,9 +361,11 @@ def _spread(case: StoredCase) -> float | None:
 def text(found: Coverage, today: date) -> str:
     """The coverage for a reader; where something is to be done, its end says what."""
     parts = [_suite(each, found.here, today) for each in found.suites]
-    if found.orphans:
-        orphans = (f"  {printable(str(each.path))}: {printable(each.why)}" for each in found.orphans)
-        parts.append("\n".join(["stored for nobody:", *orphans]))
+    for title, named in (("not looked at, name its suite with --suite=PATH:", False), ("stored for nobody:", True)):
+        orphans = [each for each in found.orphans if each.named is named]
+        if orphans:
+            told = (f"  {printable(str(each.path))}: {printable(each.why)}" for each in orphans)
+            parts.append("\n".join([title, *told]))
     if found.damaged:
         reasons = (f"  {printable(reason, 1000)}" for reason in found.damaged)
         parts.append("\n".join([f"damaged: {len(found.damaged)}", *reasons]))
@@ -460,14 +466,14 @@ def _advice(found: Coverage) -> Iterator[str]:
             f"pytest -m perf --perf-suite={_name(each.suite)}{_selection(each)}{measure}; "
             f'python -m perf promote --reason "why"{promote}{f" # on {each.rig_id}" if elsewhere else ""}'
         )
-    for orphan in found.orphans:
+    for orphan in (each for each in found.orphans if each.named):
         path = str(orphan.path)
         if path != printable(path, len(path)):
             yield f"# remove by hand, it has a strange name: {path}"
         elif orphan.levels:
             yield f"edit {shlex.quote(path)} # a level is a line: delete what no suite asks for"
         else:
-            yield f"rm -r {shlex.quote(path)} # or name its suite under perf_suite in pytest.ini"
+            yield f"remove {shlex.quote(path)} # {orphan.why}"
     if found.damaged:
         yield f"git checkout -- {folder} # or remove what is damaged, and promote again"
 

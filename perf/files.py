@@ -1,11 +1,14 @@
-"""Files that are whole or not there: written to a temporary name, synced, renamed. And JSON read with clear errors."""
+"""Files that are whole or not there: written to a temporary name, synced, renamed. And JSON read with clear errors.
+
+And the folders where processes of one machine meet.
+"""
 
 import json
 import os
 import re
 import stat
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
@@ -24,6 +27,10 @@ MAX_NUMBER = 1e15
 #: In ASCII JSON: half of a surrogate pair, second, after what only looks like one, first: an escaped backslash, a pair.
 _HALF = re.compile(r"(\\\\|\\ud[89ab]..\\ud[c-f]..)|(\\ud[89a-f]..)")
 
+#: Names the folder where runs on one machine find each other, in place of what `machine_folder` chooses: for containers
+#: that share GPUs, and for tests.
+MACHINE_FOLDER_ENV = "SGLANG_PERF_LOCK_DIR"
+
 
 class FileError(Exception):
     """A file that cannot be read, written or believed; the text says what, which and what to do."""
@@ -36,22 +43,37 @@ def write_text(path: Path, text: str) -> None:
 
 def write_bytes(path: Path, data: bytes) -> None:
     """Write a file so that a reader sees the old one or the new one, never a part. Raises FileError."""
+    write_together({path: data})
+
+
+def write_together(files: Mapping[Path, bytes]) -> None:
+    """Write several files like `write_bytes`: where the disk is too full for one of them, none. Raises FileError.
+
+    They take their places one after the other, once each lies whole beside its own.
+    """
+    temporaries: dict[Path, str] = {}
+    done: list[str] = []
+    path = Path()
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
-        try:
+        for path, data in files.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            descriptor, temporaries[path] = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
             with os.fdopen(descriptor, "wb") as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
-            os.chmod(temporary, 0o644 & ~_umask())
+            os.chmod(temporaries[path], 0o644 & ~_umask())
+        for path, temporary in temporaries.items():
             os.replace(temporary, path)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
-        _sync_folder(path.parent)
+            done.append(str(path))
+        for folder in dict.fromkeys(path.parent for path in files):
+            _sync_folder(folder)
     except OSError as error:
-        raise FileError(f"{path}: cannot be written: {error.strerror}; nothing was changed") from error
+        changed = f"changed is {', '.join(done)}" if done else "nothing was changed"
+        raise FileError(f"{path}: cannot be written: {error.strerror}; {changed}") from error
+    finally:
+        for temporary in temporaries.values():
+            Path(temporary).unlink(missing_ok=True)
 
 
 def read_json(
@@ -125,6 +147,42 @@ def to_json(value: object, *, indent: int | None = None) -> str:
     """
     text = json.dumps(value, indent=indent, ensure_ascii=True, allow_nan=False)
     return _HALF.sub(lambda found: found[1] or "\\" + found[2], text) + "\n"
+
+
+def machine_folder() -> Path:
+    """Where all users of this machine look for what holds for all of it, whatever their TMPDIR. Raises FileError.
+
+    `/run/lock` first: services may be given a `/tmp` of their own, and an aged file is not removed from it.
+    """
+    if given := os.environ.get(MACHINE_FOLDER_ENV):
+        if not os.path.isdir(given):
+            raise FileError(f"{MACHINE_FOLDER_ENV}={given}: there is no such folder: make it, or unset the variable")
+        return Path(given)
+    # By its mode, not by what this user may: root may write where nobody else would look.
+    shared = (path for path in (Path("/run/lock"), Path("/tmp")) if _is_shared(path))
+    return next(shared, Path(tempfile.gettempdir()))
+
+
+def _is_shared(folder: Path) -> bool:
+    """May everybody make files there, and remove no others' files?"""
+    try:
+        mode = folder.stat().st_mode
+    except OSError:
+        return False
+    return stat.S_ISDIR(mode) and mode & 0o1777 == 0o1777
+
+
+def private_folder(path: Path) -> Path:
+    """A folder of this user alone, made where it is not there: in a shared one, others could plant links or hold our
+    locks. Raises FileError."""
+    try:
+        path.mkdir(mode=0o700, exist_ok=True)
+        found = path.lstat()
+    except OSError as error:
+        raise FileError(f"{path}: cannot be made: {error.strerror}") from error
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise FileError(f"{path} is not a folder of this user alone (mode 0700): remove it")
+    return path
 
 
 def _umask() -> int:

@@ -169,7 +169,10 @@ class History:
         if not os.path.lexists(path):
             return ()
         found: dict[tuple[str, int, Arm], Night] = {}
-        for number, line in enumerate(read_bytes(path, "a history", MAX_JSON_BYTES).splitlines(), start=1):
+        lines = read_bytes(path, "a history", MAX_JSON_BYTES).splitlines()
+        if not lines:  # never written so: whoever takes it for none at all loses what was in it
+            raise FileError(f"{path}: is empty, as no history is; restore the file from a copy, or remove it")
+        for number, line in enumerate(lines, start=1):
             night = _parsed(line, f"{path}:{number}", "restore the file from a copy, or remove that line")
             if found.setdefault(_key(night), night) is not night:
                 raise FileError(

@@ -12,7 +12,7 @@ import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -44,6 +44,8 @@ REQUIRED = ("date", "level", "value")
 
 #: Nights are named by their time with four digits of a year, and nobody measured before the time that computers count.
 FIRST_YEAR = 1970
+#: Nor later than now; of zones that nobody named and of clocks, so much may be wrong.
+CLOCKS_APART = timedelta(days=1)
 
 #: Of many, as many as fit on a screen.
 MAX_NAMED = 12
@@ -309,19 +311,26 @@ def _number(text: str, where: str, what: str) -> float:
 
 def _time(text: str, where: str) -> datetime:
     """A time of ISO 8601, UTC where it names no zone, or seconds or milliseconds since 1970."""
-    if re.fullmatch(r"[0-9]{9,14}", text):
-        seconds = int(text)
-        return datetime.fromisoformat(_iso(seconds // 1000 if seconds > 10**11 else seconds, where))
     try:
-        found = datetime.fromisoformat(text)
-        at = found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
+        if re.fullmatch(r"[0-9]{9,10}|[0-9]{13}", text):
+            at = datetime.fromtimestamp(int(text[:10]), UTC)
+        elif text.isdigit() and len(text) != len("20260405"):  # of 20260405214100 nobody can tell what it counts
+            raise ValueError
+        else:
+            found = datetime.fromisoformat(text)
+            at = found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
     except (ValueError, OverflowError) as error:
         raise FileError(
-            f"{where}: the date {printable(text, 40)!r} is not as 2026-04-05 or 2026-04-05T21:41:00Z"
+            f"{where}: the date {printable(text, 40)!r} is not as 2026-04-05 or 2026-04-05T21:41:00Z, nor seconds "
+            "(9 or 10 digits) or milliseconds (13) since 1970"
         ) from error
     if at.year < FIRST_YEAR:
         raise FileError(
             f"{where}: the date {printable(text, 40)!r} is before {FIRST_YEAR}; put it right, or leave the row out"
+        )
+    if at - datetime.now(UTC) > CLOCKS_APART:
+        raise FileError(
+            f"{where}: the date {printable(text, 40)!r} is in the future; put it right, or leave the row out"
         )
     return at.replace(microsecond=0)
 

@@ -3,21 +3,22 @@
 import fnmatch
 import shlex
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from perf.baseline import Store
+from perf.baseline import Store, render
 from perf.campaign import FIRST_BASELINE_LAUNCHES
 from perf.crossover import SCHEMA as CROSSOVER_SCHEMA
 from perf.crossover import StoredCrossover, StoredLevel, sentence
-from perf.files import FileError, to_json, write_text
+from perf.files import to_json, write_together
 from perf.gate import Word
 from perf.measured import SIMULATED_ACCEPTANCE, Taken, measurements, sample
 from perf.record import Arm, Campaign, SuiteRecord, now_utc
 from perf.sample import SCHEMA, Promotion, StoredCase, geometric_mean, may_join, throughputs
 from perf.text import launches as launches_told
 from perf.text import percent, printable, share, throughput
-from perf.verdict import CaseVerdict, CrossoverVerdict, RelationVerdict, bound, judge
+from perf.verdict import CaseVerdict, CrossoverVerdict, RelationVerdict, SameOutputVerdict, bound, judge
 
 #: Where `python -m perf` looks, from the current folder.
 DEFAULT_BASELINES = Path("baselines")
@@ -100,9 +101,8 @@ def promote(
 
     Promotable is a case of a complete campaign whose own verdict is not INVALID and which was gated, and a crossover
     that shows something, whose every case is none of these. With `add` the
-    launches join the stored ones, which must be comparable; those of the reference can only join. Every file is read
-    before the first is written, so that a damaged one stops all; where a later one cannot be written, PromotionError
-    says which cases were promoted.
+    launches join the stored ones, which must be comparable; those of the reference can only join. From the first file
+    that is read to the last that is written no other promotion comes between, and what cannot all be written is not.
 
     A crossover is replaced, never added to: with `add` it is stored only where there is none.
     """
@@ -117,7 +117,7 @@ def promote(
             f"--reason must be one printable line of at most {MAX_REASON} characters that is not empty"
         )
     chosen: list[tuple[SuiteRecord, str, list[StoredCase]]] = []
-    crossovers: list[tuple[SuiteRecord, list[PromotedCrossover]]] = []
+    crossings: list[tuple[SuiteRecord, list[CrossoverVerdict]]] = []
     words: dict[str, Word] = {}
     refused: list[tuple[str, str]] = []
     matched = False
@@ -125,12 +125,14 @@ def promote(
         by_variant: dict[str, list[StoredCase]] = {}
         crossing: list[CrossoverVerdict] = []
         for verdict in judge(suite):
-            if isinstance(verdict, RelationVerdict) or (
+            if isinstance(verdict, RelationVerdict | SameOutputVerdict) or (
                 pattern is not None and not fnmatch.fnmatchcase(verdict.id, pattern)
             ):
                 continue
             if isinstance(verdict, CrossoverVerdict):
-                crossing.append(verdict)
+                if arm == "candidate":
+                    matched = True
+                    crossing.append(verdict)
                 continue
             matched = True
             words[verdict.id] = verdict.word
@@ -143,27 +145,8 @@ def promote(
             else:
                 case = stored_case(campaign, suite, verdict, reason.strip(), arm=arm)
                 by_variant.setdefault(verdict.variant, []).append(case)
-        for variant, cases in by_variant.items():
-            levels = {case.level: case for case in store.read(suite.rig_id, suite.name, variant)}
-            foreign = [case for case in cases if add and not may_join(levels.get(case.level, case), case)]
-            refused += [(case.case, _CANNOT_JOIN[arm]) for case in foreign]
-            if joining := [case for case in cases if case not in foreign]:
-                chosen.append((suite, variant, joining))
-        if crossing and arm == "candidate":
-            matched = True
-            there = store.crossovers(suite.rig_id, suite.name)
-            ours: list[PromotedCrossover] = []
-            for found in crossing:
-                before = there.get(found.id)
-                if add and before is not None:
-                    continue  # a night that is added tells of noise, and moves no crossover
-                if why := _why_no_crossover(found):
-                    refused.append((found.id, why))
-                else:
-                    after = _stored_crossover(campaign, suite, found, reason.strip())
-                    ours.append(PromotedCrossover(word=found.word, before=before, after=after))
-            if ours:
-                crossovers.append((suite, ours))
+        chosen += [(suite, variant, cases) for variant, cases in by_variant.items()]
+        crossings += [(suite, crossing)] if crossing else []
     if not matched:
         raise PromotionError(
             f"no case of campaign {campaign.id}"
@@ -173,40 +156,48 @@ def promote(
                 else " was measured"
             )
         )
-    places = [*(suite.rig_id for suite, _, _ in chosen), *(suite.rig_id for suite, _ in crossovers)]
-    if campaign.rig.id in places:
-        write_text(store.folder / campaign.rig.id / "rig.json", to_json(_fingerprint(campaign), indent=1))
+    files: dict[Path, bytes] = {}
+    rigs: set[str] = set()
     promoted: list[Promoted] = []
-    for number, (suite, variant, cases) in enumerate(chosen):
-        try:
-            store.promote(suite.rig_id, suite.name, variant, tuple(cases), add=add)
-            stored = {case.level: case for case in store.read(suite.rig_id, suite.name, variant)}
-        except FileError as error:
-            if not promoted:
-                raise
-            done = ", ".join(each.case for each in promoted)
-            left = ", ".join(case.case for _, _, theirs in chosen[number:] for case in theirs)
-            reason = str(error).removesuffix("; nothing was changed")
-            raise PromotionError(f"{reason}; promoted before that: {done}; not promoted: {left}") from error
-        promoted += [
-            Promoted(
-                word=words[case.case] if arm == "candidate" else None, margin=suite.margin, stored=stored[case.level]
-            )
-            for case in cases
-        ]
-    stored_crossovers: list[PromotedCrossover] = []
-    for suite, ours in crossovers:
-        try:
-            store.promote_crossovers(suite.rig_id, suite.name, [each.after for each in ours])
-        except FileError as error:
-            done = ", ".join([*(each.case for each in promoted), *(each.after.crossover for each in stored_crossovers)])
-            if not done:
-                raise
-            reason = str(error).removesuffix("; nothing was changed")
-            left = ", ".join(each.after.crossover for each in ours)
-            raise PromotionError(f"{reason}; promoted before that: {done}; not promoted: {left}") from error
-        stored_crossovers += ours
-    return Outcome(promoted=tuple(promoted), crossovers=tuple(stored_crossovers), refused=tuple(refused))
+    crossovers: list[PromotedCrossover] = []
+    sound = any(_why_no_crossover(found) is None for _, crossing in crossings for found in crossing)
+    with store.locked() if chosen or sound else nullcontext():  # else nothing is written, not even a lock
+        for suite, variant, cases in chosen:
+            before = {case.level: case for case in store.read(suite.rig_id, suite.name, variant)}
+            foreign = [case for case in cases if add and not may_join(before.get(case.level, case), case)]
+            refused += [(case.case, _CANNOT_JOIN[arm]) for case in foreign]
+            if joining := tuple(case for case in cases if case not in foreign):
+                stored = store.with_cases(suite.rig_id, suite.name, variant, joining, add=add)
+                files[store.path(suite.rig_id, suite.name, variant)] = render(suite.rig_id, stored).encode()
+                rigs.add(suite.rig_id)
+                joined = {case.level for case in joining}
+                promoted += [
+                    Promoted(word=words[case.case] if arm == "candidate" else None, margin=suite.margin, stored=case)
+                    for case in stored
+                    if case.level in joined
+                ]
+        for suite, crossing in crossings:
+            there = store.crossovers(suite.rig_id, suite.name)
+            ours: list[PromotedCrossover] = []
+            for found in crossing:
+                was = there.get(found.id)
+                if add and was is not None:
+                    continue  # a night that is added tells of noise, and moves no crossover
+                if why := _why_no_crossover(found):
+                    refused.append((found.id, why))
+                else:
+                    after = _stored_crossover(campaign, suite, found, reason.strip())
+                    ours.append(PromotedCrossover(word=found.word, before=was, after=after))
+            if ours:
+                path, text = store.with_crossovers(suite.rig_id, suite.name, [each.after for each in ours])
+                files[path] = text.encode()
+                rigs.add(suite.rig_id)
+                crossovers += ours
+        if campaign.rig.id in rigs:
+            path = store.folder / campaign.rig.id / "rig.json"
+            files[path] = to_json(_fingerprint(campaign), indent=1).encode()
+        write_together(files)
+    return Outcome(promoted=tuple(promoted), crossovers=tuple(crossovers), refused=tuple(refused))
 
 
 def told(outcome: Outcome) -> Iterator[str]:
@@ -336,6 +327,7 @@ def stored_case(
         server_version=latest.server_version,
         build=latest.build,
         fingerprint=suite.fingerprint,
+        server_arguments=latest.server_arguments,
         launches=launches,
         others=(),
         promotions=(
@@ -356,6 +348,7 @@ def _fingerprint(campaign: Campaign) -> dict[str, object]:
     return {
         "id": rig.id,
         "gpus": [asdict(gpu) for gpu in rig.gpus],
+        "pairs": rig.pairs,
         "driver": rig.driver,
         "cuda": rig.cuda,
         "cpu": rig.cpu,

@@ -492,9 +492,12 @@ def _sentences(found: Prospect) -> Iterator[str]:
     )
     budget = "" if asked.budget_s is None else f", and a budget of {duration(asked.budget_s)}"
     yield f"within     {asked.max_launches} launches of each build of a variant{budget}"
-    everywhere = ", in every variant" if len(found.variants) > 1 else ""
-    yield f"found      REGRESSED, where only that level{everywhere} is so much slower; of the losses from the margin on"
-    yield f"           the smallest with a chance of {share(asked.power)}"
+    of_all = " of every variant" if len(found.variants) > 1 else ""
+    fewest = min(each.margin.nights for variant in found.variants for each in variant.levels)
+    least = share(rough((1 - BOUND) ** (1 / fewest)))
+    yield f"found      REGRESSED in simulated nights in which that level{of_all} alone is so much slower;"
+    yield f"           smallest is the first loss tried, from the margin on, that {share(asked.power)} of them found"
+    yield f"           {fewest} of {fewest} nights show a chance of {least} or more, with {share(BOUND)} confidence"
     if found.unknown:
         yield f"not judged {', '.join(found.unknown)}: nothing tells how launches vary"
 

@@ -235,6 +235,16 @@ def test_the_drift_is_that_since_the_oldest_promotion_that_was_asked_the_same(st
     assert [each.comparable for each in case.promotions] == [None, True, False, True]
 
 
+def test_a_promotion_of_which_nobody_knows_what_was_asked_begins_anew() -> None:
+    """Version 0.1 stored none of that."""
+    case = stored(100.0)
+    steps = ((90.0, None), (100.0, None), (99.0, True), (98.0, True))
+    promotions = tuple(replace(case.promotion, throughput=rate, comparable=known) for rate, known in steps)
+    assert replace(case, promotions=promotions).drift == pytest.approx(-0.02)
+    assert replace(case, promotions=promotions[:2]).drift is None
+    assert replace(case, promotions=promotions[2:]).drift == pytest.approx(98 / 99 - 1)
+
+
 # Whatever can be stored is read back as it was
 
 texts = st.text(st.characters(codec="utf-8"), max_size=30)

@@ -10,9 +10,11 @@ import pytest
 
 from perf import record
 from perf.__main__ import main
+from perf.history import History, Place
 from perf.record import Campaign, SuiteRecord
 from perf.sample import StoredCase
 from tests.unit.simulated import campaign, failed, launch, measured, relation, stored, suite, written
+from tests.unit.test_history import night
 
 ROOT = Path(__file__).parents[2]
 
@@ -303,11 +305,31 @@ def test_a_link_to_itself_is_a_usage_error_and_no_traceback(place: Path, capsys:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux that is always full")
-def test_a_full_disk_under_the_output_is_never_taken_for_a_regression(place: Path) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "done"),
+    [
+        ("check", False),
+        ("report", False),
+        ("trend sim/baseline/c001", False),
+        ("import 20260201-020000", True),
+        ("promote --reason why", True),
+        ("prune --keep 1", True),
+        ("baselines --suite rehearsal", False),
+        ("plan --suite rehearsal", False),
+        ("promote --help", False),
+    ],
+)
+def test_a_full_disk_under_the_output_is_a_sentence_that_says_whether_the_work_was_done(
+    place: Path, arguments: str, done: bool
+) -> None:
     save(place, PASSING)
+    (place / "baselines").mkdir()
+    History.beside(place / ".perf" / "campaigns").append(
+        {Place(rig_id="r", suite="sim", variant="baseline"): (night(),)}
+    )
     with Path("/dev/full").open("w") as full:
-        done = subprocess.run(
-            [sys.executable, "-m", "perf", "check"],
+        ended = subprocess.run(
+            [sys.executable, "-m", "perf", *arguments.split()],
             cwd=place,
             env={"PYTHONPATH": str(ROOT)},
             stdout=full,
@@ -316,7 +338,10 @@ def test_a_full_disk_under_the_output_is_never_taken_for_a_regression(place: Pat
             timeout=60,
             check=False,
         )
-    assert (done.returncode, done.stderr) == (64, "error: [Errno 28] No space left on device\n")
+    told = "error: the output cannot be written: No space left on device"
+    told += "; what was asked for was done all the same" if done else ""
+    assert (ended.returncode, ended.stderr) == (64, told + "\n")
+    assert bool(list((place / "baselines").rglob("baseline.json"))) == arguments.startswith("promote --reason")
 
 
 def test_a_campaign_is_not_compared_with_itself(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

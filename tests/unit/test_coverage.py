@@ -247,17 +247,27 @@ def test_a_suite_a_variant_and_a_level_that_are_gone_are_named_with_their_file(s
     found = examined(store)
     folder = f"baselines/{RIG_A}"
     assert [(str(each.path), each.why) for each in found.orphans] == [
-        (f"{folder}/old/baseline.json", "there is no suite old"),
+        (f"{folder}/old/baseline.json", "of suite old"),
         (f"{folder}/sim/baseline.json", "suite sim has no level 8"),
         (f"{folder}/sim/medusa.json", "suite sim has no variant medusa"),
     ]
     assert f"  {folder}/sim/medusa.json: suite sim has no variant medusa\n" in screen(found)
     assert [command.split(" #")[0] for command in to_do(found)] == [
-        f"  rm -r {folder}/old/baseline.json",
         f"  edit {folder}/sim/baseline.json",
-        f"  rm -r {folder}/sim/medusa.json",
+        f"  remove {folder}/sim/medusa.json",
     ]
     assert not found.whole
+
+
+def test_what_is_of_a_suite_that_nobody_named_is_named_and_nothing_is_to_be_done_about_it(store: Store) -> None:
+    whole(store)
+    store.promote(RIG_A, "old", "baseline", (replace(case("baseline", 1), case="old/baseline/c001"),), add=False)
+    found = examined(store)
+    told = f"not looked at, name its suite with --suite=PATH:\n  baselines/{RIG_A}/old/baseline.json: of suite old\n"
+    assert told in screen(found)
+    assert "stored for nobody" not in screen(found)
+    assert screen(found).endswith("nothing is to be done\n")
+    assert found.whole
 
 
 def test_other_suites_are_no_orphans_where_one_suite_is_asked_for(store: Store) -> None:

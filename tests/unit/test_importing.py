@@ -2,7 +2,7 @@
 
 import gzip
 import json
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -135,6 +135,9 @@ def test_two_commits_of_one_second_are_two_nights(tmp_path: Path) -> None:
         ("2026-04-05T21:41:00.123+02:00", "2026-04-05T19:41:00+00:00"),
         ("1775425260", "2026-04-05T21:41:00+00:00"),
         ("1775425260123", "2026-04-05T21:41:00+00:00"),
+        ("999999999", "2001-09-09T01:46:39+00:00"),
+        ("20260405", "2026-04-05T00:00:00+00:00"),
+        ("20260405T214100", "2026-04-05T21:41:00+00:00"),
     ],
 )
 def test_a_date_is_understood_as_it_is_commonly_written(tmp_path: Path, written_as: str, is_at: str) -> None:
@@ -173,6 +176,17 @@ def test_a_date_is_understood_as_it_is_commonly_written(tmp_path: Path, written_
             ":5: the date '1970-01-01T01:00+02:00' is before 1970",
         ),
         (CSV.replace("2026-04-05T21:41:00Z", "10000-01-01"), {}, ":5: the date '10000-01-01' is not as 2026-04-05"),
+        *(
+            (CSV.replace("2026-04-05T21:41:00Z", digits), {}, f":5: the date '{digits}' is not as 2026-04-05 or ")
+            for digits in ("20260405214100", "202604052141", "20260405214", "17754252601234", "1775425")
+        ),
+        (CSV.replace("2026-04-05T21:41:00Z", "9999-12-31"), {}, ":5: the date '9999-12-31' is in the future; put it"),
+        (CSV.replace("2026-04-05T21:41:00Z", "9999999999"), {}, ":5: the date '9999999999' is in the future; put it"),
+        (
+            CSV.replace("2026-04-05T21:41:00Z", f"{datetime.now(UTC) + timedelta(days=1, hours=1):%Y-%m-%dT%H:%M:%SZ}"),
+            {},
+            "' is in the future",
+        ),
         (CSV + "1,2\n", {}, ":8: 2 fields where the first line names 6 columns"),
         (CSV + '"open', {}, "not CSV: unexpected end of data"),
         (CSV.replace("plain MTP3", "plain!"), {}, "the series 'plain' and 'plain!' would both be variant plain"),

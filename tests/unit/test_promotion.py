@@ -1,11 +1,14 @@
 """Promotion: the only way a baseline is written, and never without a person's reason."""
 
 import json
+import os
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from perf import baseline
 from perf.baseline import Store
 from perf.campaign import FIRST_BASELINE_LAUNCHES
 from perf.files import FileError
@@ -401,8 +404,11 @@ def test_the_fingerprint_of_the_rig_lies_beside_its_baselines(store: Store) -> N
                 "power_limit_w": 700.0,
                 "clocks_mhz": [1980, 2619],
                 "persistent": True,
+                "pcie": None,
+                "nvlinks": None,
             }
         ],
+        "pairs": [],
         "driver": "570.1",
         "cuda": "12.8",
         "cpu": "Xeon",
@@ -428,8 +434,13 @@ def test_a_damaged_file_stops_a_promotion_before_anything_is_written(store: Stor
     assert [path.name for path in store.folder.rglob("*.json")] == ["eagle3.json"]
 
 
-def test_a_promotion_that_stops_half_way_says_which_cases_were_promoted_and_which_were_not(store: Store) -> None:
-    """The disk fills up at the second file, which is the larger one."""
+def of_variants(id: str, *variants: str) -> Campaign:
+    launches = tuple(launch(measured(100.0), variant=variant, ordinal=n) for variant in variants for n in (1, 2))
+    return replace(campaign(suite(variants=variants, launches=launches)), id=id)
+
+
+def test_where_the_disk_is_full_nothing_is_changed_and_nothing_is_left(store: Store) -> None:
+    """It fills up at the second file, which is the larger one."""
     state = suite(
         levels=(1, 8),
         variants=("baseline", "eagle3"),
@@ -441,11 +452,44 @@ def test_a_promotion_that_stops_half_way_says_which_cases_were_promoted_and_whic
     elsewhere = Store(store.folder.with_name("elsewhere"))
     run(campaign(state), elsewhere)
     room = elsewhere.path(RIG.id, "sim", "baseline").stat().st_size + 100
-    with disk_of(room), pytest.raises(PromotionError) as caught:
+    with disk_of(room), pytest.raises(FileError) as caught:
         run(campaign(state), store)
-    assert str(caught.value) == (
-        f"{store.path(RIG.id, 'sim', 'eagle3')}: cannot be written: File too large; promoted before that: "
-        "sim/baseline/c001; not promoted: sim/eagle3/c001, sim/eagle3/c008"
-    )
-    assert (len(read(store)), read(store, "eagle3")) == (1, ())
-    assert (store.folder / RIG.id / "rig.json").is_file()
+    path = store.path(RIG.id, "sim", "eagle3")
+    assert str(caught.value) == f"{path}: cannot be written: File too large; nothing was changed"
+    assert [path.name for path in store.folder.rglob("*") if path.is_file()] == [".lock"]
+
+
+def test_what_was_changed_before_a_file_that_cannot_take_its_place_is_named(store: Store) -> None:
+    (store.folder / RIG.id / "rig.json").mkdir(parents=True)
+    with pytest.raises(FileError) as caught:
+        run(campaign(night(100.0)), store)
+    told = f"rig.json: cannot be written: Is a directory; changed is {store.path(RIG.id, 'sim', 'baseline')}"
+    assert str(caught.value).endswith(told)
+    assert len(read(store)) == 1
+
+
+def test_of_two_promotions_at_once_the_last_one_holds_whole(store: Store) -> None:
+    variants = tuple(f"v{number}" for number in range(6))
+    nights = [of_variants("20260201-020000", *variants), of_variants("20260202-020000", *reversed(variants))]
+    with ThreadPoolExecutor(2) as pool:
+        for _ in range(4):
+            list(pool.map(lambda whole: run(whole, store), nights))
+            assert len({case.promotion.campaign for variant in variants for case in read(store, variant)}) == 1
+
+
+def test_a_promotion_that_waited_too_long_says_who_is_in_its_way(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(baseline, "LOCK_TIMEOUT_S", 0.1)
+    with store.locked(), pytest.raises(FileError) as caught:
+        run(campaign(night(100.0)), store)
+    assert f"/.lock: process {os.getpid()} (" in str(caught.value)
+    assert str(caught.value).endswith(" has held it for 0 s; nothing was changed: wait for it, then again")
+    assert [path.name for path in store.folder.iterdir()] == [".lock"]
+
+
+def test_what_a_killed_promotion_left_goes_with_the_next(store: Store) -> None:
+    run(campaign(night(100.0)), store)
+    left = [store.folder / RIG.id / ".rig.json.abc.tmp", store.folder / RIG.id / "sim" / ".gone.json.abc.tmp"]
+    for path in left:
+        path.write_text("{")
+    run(campaign(night(100.0)), store)
+    assert not any(path.exists() for path in left)

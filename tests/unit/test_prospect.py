@@ -255,8 +255,9 @@ eagle3, every level                   -                     -         24 of 24 n
 unchanged  42 min 00 s and 4.25 launches on average, at most 1 h 20 min in 95 % of nights; decided in 98 of 100 nights
 asked      margin 3 %, power 95 %, alpha 1 %, with a reference build
 within     200 launches of each build of a variant, and a budget of 6 h 00 min
-found      REGRESSED, where only that level is so much slower; of the losses from the margin on
-           the smallest with a chance of 95 %
+found      REGRESSED in simulated nights in which that level alone is so much slower;
+           smallest is the first loss tried, from the margin on, that 95 % of them found
+           24 of 24 nights show a chance of 88 % or more, with 95 % confidence
 
 Simulated nights, with the stored noise taken for the truth: they promise no more than the store knows.
 Least is known of eagle3/c016: its launches may vary by 0.69 to 1.8 times that, and minutes go with the square.

@@ -120,11 +120,16 @@ def test_neither_the_unit_nor_the_order_of_levels_matters(seed: int, factor: flo
 
 
 def test_the_noise_of_nights_is_not_widened_by_a_change_or_a_bad_night() -> None:
-    logs = quiet(200, 1, seed=5)
+    logs = quiet(2000, 1, seed=5)
     true = float(np.std(logs))
     logs = changed(changed(logs, 100, -0.4), 50, -0.6, 51)
-    assert trend.night_noise(logs)[0] == pytest.approx(true, rel=0.15)
+    assert trend.night_noise(logs)[0] == pytest.approx(true, rel=0.1)
     assert np.isnan(trend.night_noise(logs[:4])).all()
+
+
+def test_nights_that_alternate_between_two_hosts_are_as_noisy_as_the_hosts_differ() -> None:
+    noise = trend.night_noise(np.log([[100.0], [95.0]] * 20))[0]
+    assert noise == pytest.approx(0.0538, abs=1e-4)  # twice the standard deviation: no smaller, at least
 
 
 # How often it is wrong
@@ -359,6 +364,15 @@ def test_only_the_newest_nights_are_looked_through_where_that_is_asked(
     said = capsys.readouterr().out
     assert ": 20 nights, 2026-01-11 to 2026-02-02" in said
     assert "change points: none" in said
+
+
+def test_more_nights_than_can_be_looked_through_are_a_usage_error(at: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    keep(at, quiet(9))
+    assert main(["trend", "mine/eagle3", "--nights", "2000"]) == 0
+    with pytest.raises(SystemExit) as ended:
+        main(["trend", "mine/eagle3", "--nights", "2001"])
+    assert ended.value.code == 64
+    assert capsys.readouterr().err.endswith("error: argument --nights: at most 2,000\n")
 
 
 @pytest.mark.parametrize("nights", [1, 2, 7, 9])
