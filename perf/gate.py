@@ -248,10 +248,12 @@ class Gate:
         """About how many more candidate launches would tell a loss of the margin; None where no number would.
 
         Information is taken to grow with launches. The store ends that: without a reference build, no more can be known
-        of tonight's change than the store knows of its own mean.
+        of tonight's change than the store knows of its own mean; nor of any loss that is still possible and has this
+        level.
         """
-        known, most = self._known(level), self._most(self.losses.patterns[level])
-        if not known or (not self.rule.reference and most <= self._needed):
+        side, known = self.losses, self._known(level)
+        here = side.patterns[side.open & ~side.excluded & (side.patterns[:, level] > 0)]
+        if not known or (not self.rule.reference and any(self._most(each) <= self._needed for each in here)):
             return None
         return max(1, math.ceil(int(self.launches[True][level]) * (self._needed / known - 1)))
 
@@ -328,8 +330,14 @@ class Gate:
         for side in (self.losses, self.gains):
             if side.named is not None:
                 chosen = self._supported(side, side.named, stored)
-                if self._proved(side, chosen, fresh) or (chosen := self._plain(side, side.named)).any():
-                    side.convicted = side.convicted | chosen
+                if not self._proved(side, chosen, fresh):
+                    chosen = self._plain(side, side.named)
+                # What is called must look like it to whoever reads its number.
+                agreeing = [
+                    bool(on) and side.effect * self.change(level).estimate > 0 for level, on in enumerate(chosen)
+                ]
+                if any(agreeing):
+                    side.convicted = side.convicted | np.array(agreeing)
                     return True
         return False
 

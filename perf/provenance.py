@@ -9,7 +9,7 @@ import json
 import os
 import re
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -56,6 +56,24 @@ for each in metadata.distributions():
             pass
 print("\\n" + json.dumps({"packages": packages, "source": source, "torch": torch}))
 """
+
+
+#: Run by the server's interpreter: where it finds a package, looking first into its working directory, as for `-m`.
+_FIND = """
+import importlib.util, sys
+found = importlib.util.find_spec(sys.argv[1])
+print("\\n" + (found.origin or list(found.submodule_search_locations)[0]))
+"""
+
+
+def code_of(command: Sequence[str], python: str, folder: Path, env: Mapping[str, str]) -> Path | None:
+    """Where a server that is started in `folder` by `{python} -m MODULE` has that module's package from; None where it
+    is started otherwise, or the interpreter does not find it."""
+    after = list(command[command.index("{python}") + 1 :]) if "{python}" in command else []
+    if len(after) < 2 or after[0] != "-m":
+        return None
+    found = (_run([python, "-c", _FIND, after[1].partition(".")[0]], folder, env) or b"").splitlines()
+    return Path(os.fsdecode(found[-1])) if found else None
 
 
 def build_of(python: str, folder: Path, env: Mapping[str, str]) -> Build | None:

@@ -411,6 +411,21 @@ def _without_reference() -> Iterator[Cell]:
                 reference=False,
                 budget_min=minutes,
             )
+        for store, nights, launches in (("one night", 1, 4), ("four nights", 4, 1)):
+            for lost, changes in _LOST.items():
+                yield Cell(
+                    table="without a reference build",
+                    noise=f"{minutes:g} min, a store of {store}, {_percent(cv)}",
+                    lost=lost,
+                    truth=_truth(cv),
+                    changes=changes,
+                    suites=_suites(lost),
+                    nights=nights,
+                    pairs=0,
+                    launches=launches,
+                    reference=False,
+                    budget_min=minutes,
+                )
         for lost in ("-10 % at one", "-10 % at all"):
             yield Cell(
                 table="large losses without a reference build",

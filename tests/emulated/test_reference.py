@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+import shutil
 import sys
 from collections import Counter
 from dataclasses import dataclass
@@ -20,10 +21,19 @@ env = {{ PYTHONPATH = {json.dumps(str(REPOSITORY))}, KNOB = "old" }}
 
 
 def interpreter(desk: Desk, name: str, *flags: str) -> None:
-    """An interpreter that notes each start of a server with what it was started with; its build adds these flags."""
+    """An interpreter that notes each start of a server with what it was started with; its build adds these flags.
+
+    The suite asks it besides what it would import, by `-c`: that is no start.
+    """
     path = desk.folder / name
     run = shlex.join(["exec", sys.executable])
-    path.write_text(f'#!/bin/sh\necho "$0 $KNOB $SHARED" >> starts\n{run} "$@" {shlex.join(flags)}\n')
+    path.write_text(
+        f"""#!/bin/sh
+        [ "$1" = -c ] && {run} "$@"
+        echo "$0 $KNOB $SHARED" >> starts
+        {run} "$@" {shlex.join(flags)}
+        """
+    )
     path.chmod(0o755)
 
 
@@ -118,13 +128,17 @@ class Rig:
 
     def __init__(self, folder: Path) -> None:
         self.desk, self.suite = paired(folder, gate="margin = 0.05\nalpha = 0.2")
+        self.written = self.suite.read_text()
         first = self.night()
         assert first.run.words() == dict.fromkeys(LEVELS, "NO_BASELINE"), first.run.screen
         assert first.launches == {"candidate": 4}
         promoted = self.desk.perf("promote", "--reason", "first baseline")
         assert promoted.code == 0, promoted.screen
 
-    def night(self, *, new: tuple[str, ...] = (), old: tuple[str, ...] = ()) -> Night:
+    def night(self, *, new: tuple[str, ...] = (), old: tuple[str, ...] = (), flags: tuple[str, ...] = ()) -> Night:
+        """`new` and `old` are what the builds do by themselves, `flags` what the suite asks both of."""
+        more = ", ".join(map(json.dumps, (PACED[-1], *flags)))
+        self.suite.write_text(self.written.replace(f"{json.dumps(PACED[-1])}]", f"{more}]"))
         interpreter(self.desk, "new-python", *new)
         interpreter(self.desk, "old-python", *old)
         (self.desk.folder / "starts").unlink(missing_ok=True)
@@ -177,4 +191,39 @@ def test_a_rig_on_which_both_builds_got_slower_is_not_red(rig: Rig) -> None:
     assert night.launches["reference"] >= 1
     assert {item.properties["route"] for item in night.run.items()} == {"reference"}
     assert re.search(r"^judged against \d+ launch(es)? of the reference build tonight", night.run.out, re.MULTILINE)
+    # A suite cannot tell a slower rig from two builds that changed alike: it says that one of them happened.
+    assert re.search(
+        r"^reference: it runs itself about -(9|10|11) % beside its stored baseline", night.run.out, re.MULTILINE
+    )
     assert rig.desk.perf("check", night.campaign, store=False).code == 0
+
+
+def test_a_flag_that_slows_both_builds_is_not_cleared_by_their_being_alike(rig: Rig) -> None:
+    night = rig.night(flags=SLOWER)
+    assert night.run.code == 1, night.run.screen
+    assert night.run.words() == dict.fromkeys(LEVELS, "INVALID"), night.run.screen
+    for item in night.run.items():
+        assert "reference is not what is stored" in item.message
+        assert "command: now with --slowdown all:0.1" in item.message
+
+
+def test_arms_that_serve_different_models_are_not_compared(rig: Rig) -> None:
+    night = rig.night(new=SLOWER, old=(*SLOWER, "--model-path", "other/model"))
+    assert night.run.code == 1, night.run.screen
+    assert night.run.words() == dict.fromkeys(LEVELS, "INVALID"), night.run.screen
+    assert all("model changed" in item.message and "other/model" in item.message for item in night.run.items())
+
+
+def test_a_reference_that_would_import_the_candidates_code_is_refused_before_anything_is_launched(
+    tmp_path: Path,
+) -> None:
+    """`-m` looks first into the working directory, the folder of the suite file, whatever the interpreter."""
+    desk, path = paired(tmp_path)
+    shutil.copytree(REPOSITORY / "perf", tmp_path / "perf")
+    ran = desk.measure(path)
+    assert ran.code == 1, ran.screen
+    for item in ran.items():
+        assert f"candidate and reference of plain would both run {tmp_path / 'perf' / '__init__.py'}" in item.message
+    assert not (tmp_path / "starts").exists()
+    doctor = desk.perf("doctor", f"--suite={path}", store=False)
+    assert "would both run" in doctor.out, doctor.screen

@@ -177,6 +177,19 @@ def test_what_is_decided_stays_decided(night: Tonight, rule: Rule) -> None:
 
 
 @unhurried
+@given(night=nights(most=12), rule=rules)
+def test_a_level_that_is_called_looks_like_it_when_it_is(night: Tonight, rule: Rule) -> None:
+    gate = Gate(night.noise, rule)
+    before = gate.decided
+    for launch in night.ran:
+        gate.add(launch)
+        for level in np.flatnonzero(gate.decided & ~before):
+            change = gate.change(int(level)).estimate
+            assert change < 0 if gate.losses.convicted[level] else change > 0
+        before = gate.decided
+
+
+@unhurried
 @given(night=nights(), rule=rules)
 def test_the_order_of_levels_changes_nothing(night: Tonight, rule: Rule) -> None:
     count = len(night.noise.mean)
