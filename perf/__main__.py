@@ -1,6 +1,7 @@
 """`python -m perf`: what reads files, writes baselines and keeps the record. What measures a server is pytest."""
 
 import argparse
+import errno
 import os
 import shlex
 import shutil
@@ -72,6 +73,9 @@ MAX_NAMED = 12
 #: Verbs whose exit code 1 says something of a verdict: for them a file that cannot be read is a usage error.
 _JUDGING = ("check", "compare", "report")
 
+#: Verbs that have written their files before their first word is.
+_WRITING = ("promote", "import", "prune", "docs")
+
 
 class _Parser(argparse.ArgumentParser):
     """argparse, but with the usage exit code of sysexits.h: 2 means INCONCLUSIVE here."""
@@ -82,16 +86,24 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one verb; the exit code."""
-    options = parser().parse_args(arguments)
+    """Run one verb; the exit code. Raises BrokenPipeError where who reads has seen enough."""
+    verb = ""
     try:
-        code = _run(options)
-        sys.stdout.flush()
+        try:
+            options = parser().parse_args(arguments)
+            verb = options.verb
+            code = _run(options)
+        finally:
+            sys.stdout.flush()  # of --help, too
         return code
     except BrokenPipeError:
         raise
     except (OSError, RuntimeError) as error:  # a full disk under the output, a name too long, a link to itself
-        print(f"error: {printable(str(error), 400)}", file=sys.stderr)
+        told = str(error)
+        if isinstance(error, OSError) and error.filename is None and error.errno == errno.ENOSPC:
+            told = f"the output cannot be written: {error.strerror}"
+            told += "; what was asked for was done all the same" if verb in _WRITING else ""
+        print(f"error: {printable(told, 400)}", file=sys.stderr)
         return EXIT_USAGE  # 1 would be REGRESSED
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
@@ -101,7 +113,7 @@ def main(arguments: list[str] | None = None) -> int:
         return EXIT_USAGE
     except (FileError, PromotionError) as error:
         print(f"error: {error}", file=sys.stderr)
-        return EXIT_USAGE if options.verb in _JUDGING else EXIT_REFUSED
+        return EXIT_USAGE if verb in _JUDGING else EXIT_REFUSED
 
 
 def parser() -> argparse.ArgumentParser:
@@ -158,7 +170,7 @@ def parser() -> argparse.ArgumentParser:
     meaning = 'such as "mine/eagle3/c016" for one, or "mine/eagle3/*" for all levels of a variant'
     trend_.add_argument("case", metavar="CASE", help=meaning)
     trend_.add_argument("--rig", metavar="ID", help="only of this rig (default: each that has it)")
-    trend_.add_argument("--nights", type=_count, default=trend.NIGHTS, metavar="N", help="the newest N of them")
+    trend_.add_argument("--nights", type=_nights, default=trend.NIGHTS, metavar="N", help="the newest N of them")
 
     import_ = verb("import", "nights that were measured elsewhere, or a campaign's own, into the history")
     meaning = "a CSV file, the data.js of github-action-benchmark, or a campaign's id or folder"
@@ -256,6 +268,13 @@ def _count(text: str) -> int:
     return value
 
 
+def _nights(text: str) -> int:
+    value = _count(text)
+    if value > trend.MAX_NIGHTS:
+        raise argparse.ArgumentTypeError(f"at most {trend.MAX_NIGHTS:,}")
+    return value
+
+
 def _margin(text: str) -> float:
     try:
         return parse_margin(text)
@@ -310,6 +329,7 @@ def _look() -> trend.Look:
 
 def _import(options: argparse.Namespace) -> int:
     kept = History.beside(options.campaign_dir)
+    said: list[str] = []
     if record.ID.fullmatch(Path(options.file).name):
         _, campaign = _complete(options.campaign_dir, options.file)
         nights = history.nights(campaign)
@@ -327,14 +347,17 @@ def _import(options: argparse.Namespace) -> int:
         )
         found = importing.read(Path(options.file), wanted)
         nights = found.nights
-        print("columns   " + ", ".join(f"{what}: {printable(name, 80)}" for what, name in found.columns))
+        said.append("columns   " + ", ".join(f"{what}: {printable(name, 80)}" for what, name in found.columns))
         if found.left_out:
-            print(f"left out  {found.left_out} rows, by --where")
+            said.append(f"left out  {found.left_out} rows, by --where")
         if found.without_value:
-            print(f"left out  {len(found.without_value)} rows without a value, such as {found.without_value[0]}")
+            said.append(f"left out  {len(found.without_value)} rows without a value, such as {found.without_value[0]}")
     for place, new in kept.append(nights).items():
-        print(f"imported  {place}: {new} new of {len(nights[place])}")
-    print(f"-> {record.as_typed(kept.folder)}" if nights else "nothing in it is gated and valid: nothing was added")
+        said.append(f"imported  {place}: {new} new of {len(nights[place])}")
+    said.append(
+        f"-> {record.as_typed(kept.folder)}" if nights else "nothing in it is gated and valid: nothing was added"
+    )
+    print("\n".join(said))
     return 0 if nights else EXIT_REFUSED
 
 
@@ -380,6 +403,7 @@ def _doctor(options: argparse.Namespace, store: Store) -> int:
 
     say(doctor.machine((options.campaign_dir, store.folder)))
     say(doctor.gpus(rig, states(rig)))
+    say(doctor.others(chosen, rig))
     say((doctor.client(rig),))
     for each in chosen:
         say(doctor.suite_needs(each, rig, asked=options.suite is not None))
@@ -391,10 +415,13 @@ def _doctor(options: argparse.Namespace, store: Store) -> int:
         # The emulator stands for whatever is measured here, so for the strictest of the suites.
         margin = measured.gate.margin if options.noise else min(each.gate.margin for each in chosen)
         folder = Path(tempfile.mkdtemp(prefix="sglang-perf-doctor-"))
-        found = tuple(doctor.noise(measured, case, margin, rig, folder, lambda line: print(f"       {line}")))
+        found: tuple[doctor.Finding, ...] = ()
+        try:
+            found = tuple(doctor.noise(measured, case, margin, rig, folder, lambda line: print(f"       {line}")))
+        finally:
+            if not any(doctor.SERVER_LOG in (each.advice or "") for each in found):
+                shutil.rmtree(folder)
         say(found)
-        if all(each.fitness is doctor.Fitness.OK for each in found):
-            shutil.rmtree(folder)  # else its server logs are named above
     print("fit to measure" if fit else "not fit to measure: see UNFIT above")
     return 0 if fit else EXIT_REFUSED
 
@@ -583,9 +610,10 @@ if __name__ == "__main__":
             stream.reconfigure(errors="backslashreplace")  # a terminal that knows no umlaut shows its number
     try:
         code = main()
+    except BrokenPipeError:  # `| head`: who reads has seen enough
+        code = 128 + signal.SIGPIPE
+    try:
         sys.stdout.flush()
-    except OSError as error:  # Python would complain once more at its end
+    except OSError:  # it was said, and Python would complain once more at its end
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        # `| head`: who reads has seen enough.
-        code = 128 + signal.SIGPIPE if isinstance(error, BrokenPipeError) else EXIT_USAGE
     sys.exit(code)

@@ -19,7 +19,7 @@ from perf.moved import Change, Effect, Explanation
 from perf.record import Campaign, CaseRecord, LaunchRecord, SuiteRecord, WorkloadRecord
 from perf.sample import Build, geometric_mean, relative
 from perf.validity import Reason
-from perf.verdict import CaseVerdict, CrossoverVerdict, End, RelationVerdict, Route, judge
+from perf.verdict import CaseVerdict, CrossoverVerdict, End, RelationVerdict, Route, SameOutputVerdict, judge
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,6 +166,28 @@ class CompactCrossover:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CompactAgreement:
+    """To how many `of` so many prompts a variant says what the yardstick says."""
+
+    variant: str
+    alike: int
+    of: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompactSameOutput:
+    """One expectation of the same output: what `variants` say, held against the first, in a share of `at_least`."""
+
+    id: str
+    variants: tuple[str, ...]
+    at_least: float
+    verdict: str
+    gated: bool
+    agreements: tuple[CompactAgreement, ...]
+    reasons: tuple[Reason, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CompactReference:
     """How the reference build of a variant ran, by its last launch; `launches` of it took `rig_s` seconds together."""
 
@@ -212,6 +234,7 @@ class CompactSuite:
     cases: tuple[CompactCase, ...]
     relations: tuple[CompactRelation, ...]
     crossovers: tuple[CompactCrossover, ...] = ()
+    same_outputs: tuple[CompactSameOutput, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -288,6 +311,7 @@ def _suite(suite: SuiteRecord) -> CompactSuite:
         ),
         relations=tuple(_relation(verdict) for verdict in verdicts if isinstance(verdict, RelationVerdict)),
         crossovers=tuple(_crossover(verdict) for verdict in verdicts if isinstance(verdict, CrossoverVerdict)),
+        same_outputs=tuple(_same_output(verdict) for verdict in verdicts if isinstance(verdict, SameOutputVerdict)),
     )
 
 
@@ -395,6 +419,20 @@ def _crossover(verdict: CrossoverVerdict) -> CompactCrossover:
             for each in verdict.levels
         ),
         notes=verdict.notes,
+        reasons=verdict.reasons,
+    )
+
+
+def _same_output(verdict: SameOutputVerdict) -> CompactSameOutput:
+    return CompactSameOutput(
+        id=verdict.id,
+        variants=verdict.variants,
+        at_least=verdict.at_least,
+        verdict=verdict.word.value,
+        gated=verdict.advisory is None,
+        agreements=tuple(
+            CompactAgreement(variant=each.variant, alike=each.alike, of=each.of) for each in verdict.agreements
+        ),
         reasons=verdict.reasons,
     )
 

@@ -49,7 +49,15 @@ def compared(before: Campaign, after: Campaign) -> Comparison:
         ours = tuple(each for each in suite.launches if each.arm == "candidate")
         crossovers = tuple(replace(each, selected=False) for each in suite.crossovers)
         suites.append(
-            replace(suite, cases=tuple(cases), relations=alone, crossovers=crossovers, launches=ours, reference=False)
+            replace(
+                suite,
+                cases=tuple(cases),
+                relations=alone,
+                crossovers=crossovers,
+                same_outputs=(),
+                launches=ours,
+                reference=False,
+            )
         )
     left_out += [f"{case} is not in {after.id} on {rig}" for rig, case in stored]
     if not any(case.stored for suite in suites for case in suite.cases):

@@ -13,7 +13,7 @@ import socket
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -25,9 +25,10 @@ import psutil
 from packaging.requirements import Requirement
 from scipy import special
 
-from perf import load, plan, ports, suite
+from perf import leftovers, load, plan, ports, rig_lock, suite
 from perf.capacity import DOCTOR_STREAMS, FIRST_RATE, LAST_RATE, ROOM, Capacity
-from perf.measure import Bench, Show, build, spec
+from perf.files import FileError
+from perf.measure import Bench, Show, build, shared_code, spec
 from perf.measured import sample
 from perf.noise import LEAST_SPREAD
 from perf.prospect import BOUND, prospect, question, spread_interval
@@ -37,7 +38,7 @@ from perf.sample import Build, LaunchSample, geometric_mean, throughputs
 from perf.simulation import SimulatedRig, Truth, stored_case
 from perf.suite import Case, Suite, Variant
 from perf.text import duration, printable, rough, share
-from perf.validity import taken
+from perf.validity import LOADED_SHARE, taken
 
 #: A quiet machine's own housekeeping stays below this share of its cores.
 MAX_BUSY = 0.10
@@ -54,6 +55,10 @@ MAX_IDLE_CELSIUS = 65
 
 #: Launches of a server against itself. Four tell a spread within a factor of about two, in a minute or two.
 NOISE_LAUNCHES = 4
+#: What a machine did to a launch. One such launch is repeated: more of them are no accident.
+DISTURBANCES = ("client was the bottleneck", "host too busy")
+#: A finding that says so names what its folder is kept for.
+SERVER_LOG = "server log:"
 #: A settled baseline is of so many nights of as many launches: more would hardly be known better.
 SETTLED_NIGHTS = 30
 #: Of the emulated server: enough streams to keep the client busy, few enough for any machine.
@@ -205,6 +210,8 @@ def gpus(rig: Rig, states: tuple[GpuState, ...]) -> Iterator[Finding]:
         yield Finding(fitness=Fitness.UNFIT if broken else Fitness.NOTE, name="gpu", seen=seen, advice=advice)
         return
     yield Finding(fitness=Fitness.OK, name="gpu", seen=f"{rig.id}, driver {rig.driver or 'not told'}")
+    if rig.links:
+        yield Finding(fitness=Fitness.OK, name="links", seen=rig.links)
     for state in states:
         name = f"GPU {state.index}"
         if why := taken(state):
@@ -218,6 +225,12 @@ def gpus(rig: Rig, states: tuple[GpuState, ...]) -> Iterator[Finding]:
         if state.celsius is not None and state.celsius > MAX_IDLE_CELSIUS:
             seen = f"{state.celsius} degrees Celsius before any load"
             yield Finding(fitness=Fitness.UNFIT, name=name, seen=seen, advice="wait, or look at its fans")
+        most = next((gpu.pcie for gpu in rig.gpus if gpu.uuid == state.uuid), None)
+        # An idle card lets its link run slower: that says nothing.
+        if None not in (state.pcie, most) and state.pcie != most and (state.utilisation or 0.0) >= LOADED_SHARE:
+            seen = f"its link runs at {state.pcie} under load, of {most}"
+            advice = "look at its slot, riser and bifurcation: transfers between GPUs take longer"
+            yield Finding(fitness=Fitness.NOTE, name=name, seen=seen, advice=advice)
         if state.persistent is False:
             advice = "nvidia-smi -pm 1: without it each launch waits for the driver"
             yield Finding(fitness=Fitness.NOTE, name=name, seen="persistence mode is off", advice=advice)
@@ -225,6 +238,32 @@ def gpus(rig: Rig, states: tuple[GpuState, ...]) -> Iterator[Finding]:
     if len(limits) > 1:
         seen = f"power limits differ: {', '.join(f'{limit:.0f} W' for limit in limits)}"
         yield Finding(fitness=Fitness.NOTE, name="power", seen=seen, advice="the slowest card sets the pace")
+
+
+def others(chosen: Sequence[Suite], rig: Rig) -> Iterator[Finding]:
+    """Who is left of an earlier run, and who measures here now."""
+    try:
+        found, measuring = leftovers.find(), rig_lock.holders()
+        in_the_way = ""
+        try:
+            rig_lock.RigLock(rig_lock.needs(chosen, rig), "python -m perf doctor").release()
+        except rig_lock.RigTakenError as error:
+            in_the_way = str(error)
+    except FileError as error:
+        advice = "give this user the rights, or name another folder with SGLANG_PERF_LOCK_DIR"
+        yield Finding(fitness=Fitness.UNFIT, name="others", seen=str(error), advice=advice)
+        return
+    for each in found:
+        seen = f"of an earlier run that was killed there live {each}"
+        yield Finding(fitness=Fitness.UNFIT, name="left", seen=seen, advice=leftovers.advice((each,)))
+    if in_the_way:
+        yield Finding(fitness=Fitness.UNFIT, name="others", seen=in_the_way, advice="wait for it, or end it")
+    elif measuring:
+        seen = f"on other GPUs, or while nothing real is measured here: {'; '.join(measuring)}"
+        yield Finding(fitness=Fitness.NOTE, name="others", seen=seen)
+    elif not found:
+        seen = "nobody else measures here, and nobody is left of an earlier run"
+        yield Finding(fitness=Fitness.OK, name="others", seen=seen)
 
 
 def suite_needs(chosen: Suite, rig: Rig, *, asked: bool) -> Iterator[Finding]:
@@ -249,6 +288,8 @@ def suite_needs(chosen: Suite, rig: Rig, *, asked: bool) -> Iterator[Finding]:
     for path in dict.fromkeys(named):
         if not path.exists():
             lacks(f"{path} is not there", f"point it at your own, in {chosen.source}")
+    if shared := shared_code(chosen):
+        unfit.append(Finding(fitness=Fitness.UNFIT, name="reference", seen=shared))
     builds, fixed = _builds(chosen, chosen.variants), _builds(chosen, references)
     if unfit and not asked:
         seen = f"{chosen.name} cannot be measured here: {unfit[0].seen.removeprefix(f'{chosen.name}: ')}"
@@ -323,22 +364,36 @@ def noise(
     )
     where = f"{case.id} on {EMULATED_RIG_ID if chosen.emulated else rig.id}"
     samples: list[LaunchSample] = []
-    for ordinal in range(1, NOISE_LAUNCHES + 1):
-        order = Order(variant=case.variant, arm="candidate", ordinal=ordinal, block=ordinal, levels=(level,))
-        launch = bench.measure(order)
-        for measurement in launch.measurements:
-            if reasons := measurement.all_reasons:
-                seen = f"{where}: {reasons[0].name}: {reasons[0].seen}"
-                advice = f"{reasons[0].advice}: {folder / launch.name / 'server.log'}"
-                yield Finding(fitness=Fitness.UNFIT, name="noise", seen=seen, advice=advice)
-                return
-            samples.append(sample(launch, measurement, campaign="doctor"))
-    yield _variation(where, throughputs(samples))
+    try:
+        lock = rig_lock.RigLock(rig_lock.needs((chosen,), rig), "python -m perf doctor --noise")
+    except rig_lock.RigTakenError as error:
+        yield Finding(fitness=Fitness.UNFIT, name="noise", seen=str(error), advice="wait for it, or end it")
+        return
+    with lock:
+        repeated = ""
+        for ordinal in range(1, NOISE_LAUNCHES + 2):
+            order = Order(variant=case.variant, arm="candidate", ordinal=ordinal, block=ordinal, levels=(level,))
+            launch = bench.measure(order)
+            for measurement in launch.measurements:
+                reasons = measurement.all_reasons
+                told = "".join(f"{each.name}: {each.seen}" for each in reasons[:1])
+                if not reasons:
+                    samples.append(sample(launch, measurement, campaign="doctor"))
+                elif not repeated and all(each.name in DISTURBANCES for each in reasons):
+                    repeated = f"; launch {ordinal} was disturbed and repeated: {told}"
+                else:
+                    advice = f"{reasons[0].advice} ({SERVER_LOG} {folder / launch.name / 'server.log'})"
+                    yield Finding(fitness=Fitness.UNFIT, name="noise", seen=f"{where}: {told}{repeated}", advice=advice)
+                    return
+            if len(samples) == NOISE_LAUNCHES:
+                break
+        bench.say_what_is_left()
+    yield _variation(where, throughputs(samples), repeated)
     yield _margin(alone, case, margin, tuple(samples))
 
 
-def _variation(where: str, values: tuple[float, ...]) -> Finding:
-    """How launches vary, and what loss a pair of them shows although nothing changed."""
+def _variation(where: str, values: tuple[float, ...], repeated: str = "") -> Finding:
+    """How launches vary, and what loss a pair of them shows although nothing changed; then what was `repeated`."""
     logs = [log(value) for value in values]
     spread, freedom = statistics.stdev(logs), len(logs) - 1
     lo, hi = spread_interval(spread, freedom)
@@ -349,6 +404,7 @@ def _variation(where: str, values: tuple[float, ...]) -> Finding:
         f"{where}: {len(logs)} launches of one and the same vary by {share(rough(spread))} "
         f"({share(rough(lo))} to {share(rough(hi))} with {share(BOUND)} confidence); the second of a pair was up to "
         f"{share(rough(-expm1(-worst)))} slower, and is by chance alone up to {share(rough(-expm1(-by_chance)))}"
+        f"{repeated}"
     )
     return Finding(fitness=Fitness.OK, name="noise", seen=seen)
 

@@ -1,24 +1,29 @@
 """One launch: start the server, ask it every level, keep what was seen. The world between `server` and `load`."""
 
 import os
+import re
 import secrets as randomness
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import BinaryIO
 
-from perf import crew, load, metrics, server, trace_file, validity
+from perf import answers, crew, leftovers, load, metrics, server, server_log, trace_file, validity
 from perf.capacity import ROOM, Capacity
 from perf.files import FileError
-from perf.provenance import build_of
-from perf.record import LaunchRecord, Measurement, Order, RoundRecord, now_utc
+from perf.identity import MAX_RECORDED, MAX_VALUE, Identity, Value, check, check_attached, check_model, recorded
+from perf.provenance import build_of, code_of
+from perf.record import MAX_OUTPUT, LaunchRecord, Measurement, Order, Outputs, RoundRecord, no_outputs, now_utc
 from perf.redaction import Secrets
 from perf.rig import GpuState
 from perf.sample import Build
-from perf.sglang import Control
-from perf.suite import Suite, Variant
+from perf.server_log import ServerLog
+from perf.sglang import Control, ServerInfo
+from perf.suite import SameOutput, Suite, Variant
+from perf.telemetry import Sampler
 from perf.text import printable
 from perf.trace import MAX_DETAIL, Counters, RequestTrace, Round
 from perf.validity import Observation, Reason
@@ -37,6 +42,14 @@ GPU_POLL_S = 0.5
 NAME_LENGTH = 200
 DETAIL_LENGTH = 300
 
+#: Of the end of a log (of at most 64 KiB), where what ended a server is looked for; and of one line, which is read in
+#: pieces where it is longer.
+DEATH_LINES = 2000
+MAX_LINE_BYTES = 64 * 1024
+
+#: Decode steps between two lines of a log, at most: more are none that anybody asked for.
+MAX_INTERVAL = 1_000_000
+
 #: A key file larger than this is another file.
 MAX_KEY_BYTES = 64 * 1024
 
@@ -54,6 +67,8 @@ class Bench:
     """What every launch of one suite in one campaign shares.
 
     `base_url` is of a server that already runs. `gpus` looks at the GPUs that the suite needs to itself.
+    `telemetry` samples them while a round is measured; None where that says nothing: no GPU, or synthetic time.
+    `same_outputs` are those to be judged: the first launch of each of their variants is asked for its output.
     """
 
     suite: Suite
@@ -64,10 +79,13 @@ class Bench:
     limits: load.Limits
     capacity: Capacity
     gpus: Callable[[], tuple[GpuState, ...]]
+    same_outputs: tuple[SameOutput, ...] = ()
+    telemetry: Sampler | None = None
 
     def measure(self, order: Order) -> LaunchRecord:
         """Run one launch. What goes wrong becomes reasons in the record, never a number."""
         variant, levels = run_by(self.suite, order), order.levels
+        askings = self._askings(order)
         name = f"{self.prefix}{order.name}"
         folder = self.folder / name
         _make(folder)
@@ -100,7 +118,8 @@ class Bench:
         if foreign := self._foreign():
             self.show.line(f"{name}: INVALID: {foreign[0].name}")
             unmeasured = tuple(Measurement(level=level, rounds=(), reasons=foreign) for level in levels)
-            return replace(record, measurements=unmeasured, duration_s=time.monotonic() - began)
+            outputs = no_outputs(foreign[0]) if askings else None
+            return replace(record, measurements=unmeasured, outputs=outputs, duration_s=time.monotonic() - began)
         try:
             with self._server(to_start, folder) as running, ExitStack() as stack:
                 self.show.line(f"{name}: ready" + (f" after {running.start_s:.1f} s" if running.start_s else ""))
@@ -112,17 +131,28 @@ class Bench:
                     start_s=running.start_s,
                     model=_name(running.model, hidden),
                     server_version=_name(info.version, hidden),
+                    server_arguments=_arguments(info.said, hidden),
                 )
-                speculative = variant.speculative or info.speculative_algorithm is not None
-                launch = _Launch(self, speculative, running, control, folder, hidden)
-                measured = launch.measure(levels)
-                notes = tuple(hidden.redact(note) for note in (*running.notes, *launch.notes))
-                record = replace(record, measurements=measured, notes=notes)
+                # An adaptive server drafts nothing where it expects no gain: each step then yields one token, and its
+                # draft is wired all the same.
+                adaptive = info.said.get("speculative_adaptive") is True
+                speculative = (variant.speculative or info.speculative_algorithm is not None) and not adaptive
+                launch = _Launch(self, speculative, running, control, folder, hidden, to_start.command, info.said)
+                identity = self._identity(to_start, info, control, running, hidden)
+                if wrong := identity.reasons:
+                    self.show.line(f"{name}: INVALID: {wrong[0].name}")
+                    measured = tuple(Measurement(level=level, rounds=(), reasons=wrong) for level in levels)
+                    outputs = no_outputs(wrong[0]) if askings else None
+                else:
+                    measured = launch.measure(levels)
+                    outputs = launch.outputs(askings) if askings else None
+                notes = tuple(hidden.redact(note) for note in (*running.notes, *identity.notes, *launch.notes))
+                record = replace(record, measurements=measured, outputs=outputs, notes=notes)
         except server.ServerError as error:
             began_here = self.base_url is None
             reason = Reason(
                 name="server did not end"
-                if record.measurements
+                if record.measurements or record.outputs
                 else "server did not start"
                 if began_here
                 else "server did not answer",
@@ -132,16 +162,48 @@ class Bench:
             self.show.line(f"{name}: {reason.name}")
             kept = record.measurements or tuple(Measurement(level=level, rounds=(), reasons=()) for level in levels)
             record = replace(
-                record, measurements=tuple(replace(each, reasons=(*each.reasons, reason)) for each in kept)
+                record,
+                measurements=tuple(replace(each, reasons=(*each.reasons, reason)) for each in kept),
+                outputs=no_outputs(reason) if askings else None,
             )
         return replace(record, duration_s=time.monotonic() - began)
 
+    def _askings(self, order: Order) -> int:
+        """How often a launch is asked for its output: a yardstick twice, to see whether it agrees with itself."""
+        if (order.arm, order.ordinal) != ("candidate", 1):
+            return 0
+        concerned = [each.variants for each in self.same_outputs if order.variant in each.variants]
+        return max((2 if order.variant == variants[0] else 1 for variants in concerned), default=0)
+
+    def say_what_is_left(self) -> None:
+        """After the last launch: who still has the GPUs, where it is not seen by a launch that waits for them."""
+        for reason in self._foreign():
+            self.show.line(f"after the last launch: {reason.seen}; do: {reason.advice}")
+
     def _foreign(self) -> tuple[Reason, ...]:
         """Who else has the GPUs: what a server before this one held is waited for."""
-        deadline = time.monotonic() + GPU_SETTLE_S
-        while (reasons := validity.check_gpus(self.gpus())) and time.monotonic() < deadline:
+        began = time.monotonic()
+        while reasons := validity.check_gpus(gpus := self.gpus()):
+            waited_s = time.monotonic() - began
+            if waited_s >= GPU_SETTLE_S:
+                pids = {process.pid for gpu in gpus for process in gpu.processes}
+                more = "; ".join(filter(None, (f"waited {waited_s:.0f} s for it", leftovers.origin(pids))))
+                return tuple(replace(each, seen=f"{each.seen}; {more}") for each in reasons)
             time.sleep(GPU_POLL_S)
-        return reasons
+        return ()
+
+    def _identity(
+        self, spec: server.ServerSpec, info: ServerInfo, control: Control, running: server.Server, hidden: Secrets
+    ) -> Identity:
+        """Is it the server that was asked for, by what it says of itself?"""
+        command = hidden.redact_argv(spec.command)
+        said = {name: hidden.redact(value) if isinstance(value, str) else value for name, value in info.said.items()}
+        found = check(command, said, port=running.port) if self.base_url is None else check_attached(command, said)
+        if spec.model is None:
+            return found
+        listed = tuple(hidden.redact(name) for name in control.models())
+        named = check_model(hidden.redact(spec.model), said, listed)
+        return Identity(wrong=(*found.wrong, *named.wrong), notes=found.notes)
 
     def _server(self, spec: server.ServerSpec, folder: Path) -> server.Server:
         if self.base_url is not None:
@@ -179,6 +241,29 @@ def build(of: server.ServerSpec) -> Build | None:
     if not any("{python}" in part for part in of.command):
         return None
     return build_of(of.python or sys.executable, of.cwd, server.environment(of))
+
+
+def shared_code(suite: Suite) -> str | None:
+    """Why the reference build would run the candidate's code, and what to do; None where it does not as far as is seen.
+
+    Both look into their working directory first. What is imported from there is the same for any interpreter.
+    """
+    if suite.reference is None:
+        return None
+    for variant in suite.variants:
+        found: list[Path | None] = []
+        for runs in (variant, suite.reference.running(variant)):
+            started = spec(suite, runs, runs.name, key=None)
+            found.append(
+                code_of(started.command, started.python or sys.executable, started.cwd, server.environment(started))
+            )
+        code, folder = found[0], suite.source.parent.resolve()
+        if code is not None and code == found[1] and folder in code.parents:
+            return (
+                f"{suite.name}: candidate and reference of {variant.name} would both run {code}: `-m` looks first into "
+                f"the working directory, which is the folder of the suite file; move that file to a folder of its own"
+            )
+    return None
 
 
 def api_key(variant: Variant, folder: Path) -> str | None:
@@ -222,6 +307,8 @@ class _Launch:
         control: Control,
         folder: Path,
         hidden: Secrets,
+        command: tuple[str, ...],
+        said: Mapping[str, Value],
     ) -> None:
         self.bench = bench
         self.speculative = speculative
@@ -229,18 +316,15 @@ class _Launch:
         self.control = control
         self.folder = folder
         self.hidden = hidden
+        told = said.get("decode_log_interval")
+        self.log_interval = told if isinstance(told, int) and 0 < told <= MAX_INTERVAL else None
+        without = re.search(r"--disable\S*-cuda-graph|--cuda-graph\S*[ =]\S*disabled", " ".join(command))
+        self.graphs = without is None and said.get("device", "cuda") == "cuda"
         self.counters: Counters | None = None  # as last seen: a server that had them once has to have them still
         self.notes: tuple[str, ...] = ()
 
     def measure(self, levels: tuple[int, ...]) -> tuple[Measurement, ...]:
-        workload = self.bench.suite.workload
-        target = load.Target(
-            base_url=self.running.base_url,
-            model=self.running.model,
-            authorization=self.running.authorization,
-            endpoint=workload.endpoint,
-            temperature=workload.temperature,
-        )
+        workload, target = self.bench.suite.workload, self._target()
         # A server that already ran may know our prompts: flushed before every round, or asked under a fresh salt.
         salt = "" if self.control.flush_cache() or self.running.pid is not None else randomness.token_hex(8)
         if salt:
@@ -261,6 +345,41 @@ class _Launch:
                 measured.append(Measurement(level=level, rounds=tuple(rounds), reasons=()))
         return tuple(measured)
 
+    def outputs(self, askings: int) -> Outputs:
+        """What the server says to a few prompts, asked so often. The cache is empty each time, where that can be had:
+        what comes from it is computed in other shapes."""
+        workload, name = self.bench.suite.workload, self.running.name
+        prompts = answers.chosen(workload.prompts)
+        tokens = min(answers.TOKENS, *map(workload.tokens, workload.levels))
+        self.bench.show.live(f"{name}: asked for its output")
+        said: list[tuple[str, ...]] = []
+        try:
+            for _ in range(askings):
+                self.control.flush_cache()
+                texts = answers.ask(self._target(), prompts, tokens)
+                # JSON can carry half a surrogate pair, and a file would hold its escape, which is longer.
+                whole = (text.encode("utf-8", errors="backslashreplace").decode() for text in texts)
+                said.append(tuple(self.hidden.redact(text)[:MAX_OUTPUT] for text in whole))
+        except answers.NoAnswerError as error:
+            death = self._death(suspected=True)
+            seen = death or printable(self.hidden.redact(str(error)), DETAIL_LENGTH)
+            reason = Reason(name="server died" if death else "no output", seen=seen, advice="read the server log")
+            self.bench.show.line(f"{name}: INVALID: {reason.name}")
+            return no_outputs(reason)
+        texts, again = (*said, ())[:2]
+        ids = tuple(each.id for each in prompts)
+        return Outputs(tokens=tokens, prompts=ids, texts=texts, again=again, reason=None)
+
+    def _target(self) -> load.Target:
+        workload = self.bench.suite.workload
+        return load.Target(
+            base_url=self.running.base_url,
+            model=self.running.model,
+            authorization=self.running.authorization,
+            endpoint=workload.endpoint,
+            temperature=workload.temperature,
+        )
+
     def _round(self, client: crew.AnyClient, level: int, index: int, salt: str) -> RoundRecord:
         suite = self.bench.suite
         tokens = suite.workload.tokens(level)
@@ -273,6 +392,10 @@ class _Launch:
             return RoundRecord(index=index, summary=None, reasons=reasons, client=None)
         self.control.flush_cache()
         before = self.control.counters()
+        log_end = self._log_end()
+        telemetry = self.bench.telemetry
+        if telemetry is not None:
+            telemetry.begin(self.running.pid)
         measured = client.run_round(
             plan,
             tokens,
@@ -280,20 +403,27 @@ class _Launch:
             died=self._is_dead,
             show=lambda progress: self.bench.show.live(f"{label}: {_live(progress)}"),
         )
+        gpus = None if telemetry is None else telemetry.end()
         expected = sum(request.output_tokens or 0 for request in measured.requests)
         after = self.control.settled_counters(before, expected)
+        log = self._log_since(log_end)
         measured = _redacted(measured, self.hidden)
         observation = Observation(
             round=measured,
             before=before or self.counters,
+            last=self.counters,
             after=after,
             speculative=self.speculative,
             level_must_be_reached=suite.workload.level_must_be_reached,
             death=self._death(suspected=any(request.failure for request in measured.requests)),
         )
         self.counters = after or observation.before
-        reasons, counted = validity.check(observation), observation.counted
-        self.notes = (*self.notes, *(f"{suite.level_name(level)}: {each}" for each in validity.remarks(measured)))
+        reasons = (*validity.check(observation), *validity.check_telemetry(gpus or ()))
+        counted = observation.counted
+        said = [*validity.remarks(measured), *validity.gpu_remarks(gpus or ())]
+        if telemetry is not None and gpus is None and telemetry.problem is not None:
+            said.append(telemetry.problem)
+        self.notes = (*self.notes, *(f"{suite.level_name(level)}: {each}" for each in said))
         try:
             trace_file.write(trace_file.path(self.folder, suite.level_name(level), index), measured, counted)
         except trace_file.TooLargeError as error:
@@ -304,8 +434,17 @@ class _Launch:
         outcome = f"INVALID: {reasons[0].name}" if reasons else "no numbers"
         if summary is not None and not reasons:
             outcome = f"{summary.output_throughput:,.1f} tok/s in {summary.window_s:.1f} s"
+            if log is not None:
+                seen = summary.steady_throughput or summary.output_throughput
+                by_log = server_log.remarks(log, level=level, throughput=seen, graphs=self.graphs)
+                for each in by_log:  # once a level: rounds differ in the numbers alone
+                    begun = re.split(r"\d", each)[0]
+                    if not any(note.startswith(f"{suite.level_name(level)}: {begun}") for note in self.notes):
+                        self.notes = (*self.notes, f"{suite.level_name(level)}: {each}")
         self.bench.show.line(f"{label}: {outcome}")
-        return RoundRecord(index=index, summary=summary, reasons=reasons, client=measured.client)
+        return RoundRecord(
+            index=index, summary=summary, reasons=reasons, client=measured.client, gpus=gpus, server_log=log
+        )
 
     def _warm_up(self, client: crew.AnyClient, plan: RoundPlan, label: str, salt: str) -> tuple[Reason, ...]:
         """Ask the warm-up, again while the server still speeds up; why the round must not be measured."""
@@ -337,8 +476,43 @@ class _Launch:
             time.sleep(DEATH_POLL_S)
         if status is None:
             return None
-        tail = self.running.log_tail().strip().splitlines()
-        return f"{status.describe()}; its last line: {printable(tail[-1])}" if tail else status.describe()
+        tail = self.running.log_tail(DEATH_LINES).strip()
+        if why := server_log.reason(tail):
+            return f"{status.describe()}; its log says: {why}"
+        last = tail.rpartition("\n")[2]
+        return f"{status.describe()}; its last line: {printable(last)}" if last else status.describe()
+
+    def _log_end(self) -> tuple[int, int] | None:
+        """Which file the log is, and how long; None without one."""
+        try:
+            now = None if self.running.log_path is None else self.running.log_path.stat()
+        except OSError:  # removed: its server goes on
+            return None
+        return None if now is None else (now.st_ino, now.st_size)
+
+    def _log_since(self, end: tuple[int, int] | None) -> ServerLog | None:
+        """What the log says since it ended there; None where it does not, or was cut meanwhile."""
+        if end is None or self.running.log_path is None:
+            return None
+        try:
+            with self.running.log_path.open("rb") as log:
+                now = os.fstat(log.fileno())
+                if now.st_ino != end[0] or now.st_size < end[1]:
+                    return None
+                log.seek(end[1])
+                return server_log.summarize(_lines(log, now.st_size), interval=self.log_interval)
+        except OSError:
+            return None
+
+
+def _lines(log: BinaryIO, end: int) -> Iterator[bytes]:
+    while log.tell() < end and (line := log.readline(MAX_LINE_BYTES)):
+        yield line
+
+
+def _arguments(said: Mapping[str, Value], hidden: Secrets) -> tuple[tuple[str, str], ...]:
+    shown = hidden.redact_env(recorded(said))
+    return tuple((name, printable(value, MAX_VALUE)) for name, value in shown)[:MAX_RECORDED]
 
 
 def _redacted(measured: Round, hidden: Secrets) -> Round:

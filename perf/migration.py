@@ -78,15 +78,20 @@ def _campaign_2(file: _Object) -> None:
         _add(suite, "order_seed", value=0)
         for launch in _objects(suite.get("launches")):
             _add(launch, "build")
+            _add(launch, "outputs")
             _add(launch, "arm", value="candidate")
             _add(launch, "block", value=launch.get("ordinal"))
+            _add(launch, "server_arguments", value=[])
             for measurement in _objects(launch.get("measurements")):
                 for taken in _objects(measurement.get("rounds")):
                     _add(taken, "client")
+                    _add(taken, "gpus")
+                    _add(taken, "server_log")
         for case in _objects(suite.get("cases")):
             _stored_2(case.get("stored"))
         _add(suite, "fingerprint", value=[])
         _add(suite, "crossovers", value=[])
+        _add(suite, "same_outputs", value=[])
     _rig_2(file.get("rig"))
 
 
@@ -102,9 +107,12 @@ def _rig_2(rig: object) -> None:
     if isinstance(rig, dict):
         _add(rig, "cuda")
         _add(rig, "governor")
+        _add(rig, "pairs", value=[])
         for gpu in _objects(rig.get("gpus")):
             _add(gpu, "clocks_mhz")
             _add(gpu, "persistent")
+            _add(gpu, "pcie")
+            _add(gpu, "nvlinks")
 
 
 #: What 0.2 keeps of each round of a stored launch, to say what moved.
@@ -129,8 +137,10 @@ def _stored_2(case: object) -> None:
             rounds = launch.get("output_throughput")
             for key in _OF_ROUNDS_2:
                 _add(launch, key, value=[None] * len(rounds) if isinstance(rounds, list) else None)
+            _add(launch, "pace", value=[])
         _add(case, "fingerprint", value=[])
         _add(case, "others", value=[])
+        _add(case, "server_arguments", value=[])
         for promotion in _objects(case.get("promotions")):
             _add(promotion, "comparable")
 

@@ -10,7 +10,7 @@ from functools import lru_cache
 
 from scipy import special
 
-from perf.sample import LaunchSample, relative
+from perf.sample import LaunchSample, Pace, relative
 from perf.text import milliseconds, percent, share, throughput
 
 #: Each end of an interval here: a plain 95 % one, since nothing is decided by it.
@@ -25,6 +25,11 @@ MIN_NARROWER = 2.0
 
 #: The client's use of a core moves by some percent from night to night; by this much, something else runs there.
 CPU_MATTERS = 0.1
+
+#: Of GPUs: a clock by which throughput may have moved, and what power and heat vary by from night to night.
+CLOCK_MATTERS = 0.003
+POWER_MATTERS = 0.05
+CELSIUS_MATTER = 5.0
 
 _Rounds = Callable[[LaunchSample], Iterable[float | None]]
 
@@ -84,7 +89,10 @@ class EqualAcceptance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """Why throughput changed. `parts` is empty where what they need was not stored."""
+    """Why throughput changed. `parts` is empty where what they need was not stored.
+
+    `rig` says how the GPUs fared on both sides; None where they were not sampled on either.
+    """
 
     throughput: Change
     parts: tuple[Part, ...]
@@ -92,6 +100,7 @@ class Explanation:
     equal_acceptance: EqualAcceptance | None
     beside: tuple[Change, ...]
     client: tuple[str, ...]
+    rig: str | None
 
 
 def explain(before: tuple[LaunchSample, ...], after: tuple[LaunchSample, ...], *, margin: float) -> Explanation:
@@ -123,6 +132,7 @@ def explain(before: tuple[LaunchSample, ...], after: tuple[LaunchSample, ...], *
         equal_acceptance=_equal_acceptance(rate, causes[1][0]) if acceptance else None,
         beside=tuple(metric.change for metric in beside if metric is not None),
         client=tuple(_client(before, after, margin)),
+        rig=_rig(before, after),
     )
 
 
@@ -285,6 +295,31 @@ def _client(before: tuple[LaunchSample, ...], after: tuple[LaunchSample, ...], m
             yield f"{what} {share(round(_mean(known_now), 3))}, was {share(round(_mean(known_was), 3))}"
 
 
+def _rig(before: tuple[LaunchSample, ...], after: tuple[LaunchSample, ...]) -> str | None:
+    """How the GPUs fared, in words: what is not as it was with its numbers."""
+    was, now = ([each for launch in side for each in launch.pace if each is not None] for side in (before, after))
+    if not was or not now:
+        return None
+
+    def text(name: str, unit: str, of: Callable[[Pace], float | None], matters: Callable[[float], float]) -> str | None:
+        """None where either side does not tell; the name alone where it is as it was."""
+        first, second = ([value for each in side if (value := of(each)) is not None] for side in (was, now))
+        if not first or not second:
+            return None
+        old, new = _mean(first), _mean(second)
+        return name if abs(new - old) <= matters(old) else f"{name} {new:,.0f} {unit}, was {old:,.0f}"
+
+    told = [
+        text("clocks", "MHz", lambda each: each.sm_clock_median_mhz, lambda old: CLOCK_MATTERS * old),
+        text("power", "W", lambda each: each.power_w, lambda old: POWER_MATTERS * old),
+        text("temperature", "degrees Celsius", lambda each: each.celsius, lambda _: CELSIUS_MATTER),
+    ]
+    known = [each for each in told if each is not None]
+    same = [each for each in known if each in ("clocks", "power", "temperature")]
+    texts = [*(each for each in known if each not in same), *([f"{', '.join(same)} as baselined"] if same else [])]
+    return "; ".join(texts)
+
+
 # Text
 
 
@@ -294,7 +329,8 @@ def lines(explanation: Explanation, *, on_gpus: bool) -> tuple[tuple[str, str], 
     `on_gpus` says that there are clocks that could have moved.
     """
     beside = ", ".join(_beside(change) for change in explanation.beside if _is_shown(change))
-    beside = "; ".join([*([beside] if beside else []), *(["clocks not sampled"] if on_gpus else [])])
+    unseen = on_gpus and explanation.rig is None
+    beside = "; ".join([*([beside] if beside else []), *(["clocks not sampled"] if unseen else [])])
     texts = [each for each in (_parts(explanation), beside) if each]
     found = [(label, text) for label, text in zip(("moved with it", ""), texts, strict=False)]
     covariate = explanation.equal_acceptance
@@ -304,6 +340,8 @@ def lines(explanation: Explanation, *, on_gpus: bool) -> tuple[tuple[str, str], 
             f"{_interval(covariate.raw)}"
         )
         found.append(("same acceptance", text))
+    if explanation.rig is not None:
+        found.append(("rig", explanation.rig))
     if explanation.client:
         found.append(("client", ", ".join(explanation.client)))
     return tuple(found)

@@ -7,7 +7,8 @@ A level of a launch takes, for each of its rounds,
 
 The first is the definition of output throughput turned round. The second is how the warm-up is sent: a closed loop of
 its own before every round, no wider than it has requests (`load.Client.warm_up`); its last requests leave it emptier
-than that, so it is a little longer. To the levels comes the start of the server. Its end is not counted: seconds.
+than that, so it is a little longer. To the levels comes the start of the server. Its end is not counted: seconds; nor
+are the few answers that a first launch gives for a `same_output`.
 """
 
 import math

@@ -28,7 +28,7 @@ from perf.gate import Word
 from perf.measure import Show
 from perf.redaction import Secrets
 from perf.session import CannotMeasureError, Judged, Session, Settings
-from perf.suite import Case, Crossover, Relation, Suite, SuiteError
+from perf.suite import Case, Crossover, Relation, SameOutput, Suite, SuiteError
 from perf.text import MIN_MARGIN, parse_margin, printable, share
 from perf.verdict import CaseVerdict
 
@@ -41,13 +41,15 @@ MARKERS = {
 
 T = TypeVar("T")
 
+Subject = Case | Relation | Crossover | SameOutput
+
 
 @dataclass(frozen=True, slots=True)
 class PerfItem:
-    """What one item is about: a case, a relation, a crossover, or a suite file that could not be read."""
+    """What one item is about: a case, an expectation, or a suite file that could not be read."""
 
     suite: Suite | None
-    subject: Case | Relation | Crossover | None
+    subject: Subject | None
     problem: str | None = None
 
     def __repr__(self) -> str:
@@ -204,13 +206,13 @@ def _perf_items(config: pytest.Config, asked: Sequence[str]) -> Iterator[PerfIte
         if seen.setdefault(loaded.name, path) != path:
             yield PerfItem(None, None, f"{path}: suite.name: {loaded.name!r} is also the name of {seen[loaded.name]}")
             continue
-        subjects: tuple[Case | Relation | Crossover, ...] = (*loaded.cases, *loaded.relations, *loaded.crossovers)
+        subjects: tuple[Subject, ...] = (*loaded.cases, *loaded.relations, *loaded.crossovers, *loaded.same_outputs)
         for subject in subjects:
             yield PerfItem(loaded, subject)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """One item for every case, relation and crossover, and for every suite file that could not be read."""
+    """One item for every case and expectation, and for every suite file that could not be read."""
     if "perf_item" not in metafunc.fixturenames:
         return
     params = []
@@ -291,6 +293,8 @@ def _variants(item: PerfItem) -> tuple[str, ...]:
         return tuple(f"{item.subject.suite}/{name}" for name in (item.subject.variant, *item.subject.of))
     if isinstance(item.subject, Crossover):
         return tuple(f"{item.subject.suite}/{name}" for name in (item.subject.first, item.subject.second))
+    if isinstance(item.subject, SameOutput):
+        return tuple(f"{item.subject.suite}/{name}" for name in item.subject.variants)
     return (f"{item.subject.suite}/{item.subject.variant}",) if item.subject else ()
 
 
@@ -435,6 +439,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     for each in bench.campaign.suites:
         owned = [*(case.id for case in each.cases), *(one.relation.id for one in each.relations)]
         owned += [one.crossover.id for one in each.crossovers]
+        owned += [one.same_output.id for one in each.same_outputs]
         verdicts = [bench.verdicts[id] for id in owned if id in bench.verdicts]
         if not verdicts:
             continue

@@ -7,12 +7,13 @@ file lock closes the gap among our own; a stranger is found by the bind, and aft
 import os
 import random
 import socket
-import stat
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 from filelock import FileLock, Timeout
+
+from perf.files import FileError, private_folder
 
 # Below the ephemeral ranges of Linux (32768 on) and macOS (49152 on), from which the kernel gives ports to
 # outgoing connections; below 30000, SGLang's own default, which people use by hand. Servers that add a few
@@ -40,7 +41,10 @@ class HeldPort:
 
 def hold_port() -> HeldPort:
     """A free port of `PORTS`, locked. Raises PortError."""
-    folder = _lock_folder()
+    try:
+        folder = private_folder(Path(tempfile.gettempdir()) / f"sglang-perf-ports-{os.getuid()}")
+    except FileError as error:
+        raise PortError(f"no folder for the locks of ports: {error}") from error
     for number in random.sample(PORTS, MAX_TRIES):
         # thread_local=False: whoever stops the server may be another thread than the one that started it.
         lock = FileLock(folder / f"{number}.lock", thread_local=False)
@@ -52,19 +56,6 @@ def hold_port() -> HeldPort:
             return HeldPort(number, lock)
         lock.release()
     raise PortError(f"no free port among {MAX_TRIES} tried of {PORTS.start}-{PORTS.stop - 1}: see `ss -ltnp`")
-
-
-def _lock_folder() -> Path:
-    """A folder of this user alone: in a shared one, others could plant links or hold our locks."""
-    folder = Path(tempfile.gettempdir()) / f"sglang-perf-ports-{os.getuid()}"
-    try:
-        folder.mkdir(mode=0o700, exist_ok=True)
-        found = folder.lstat()
-    except OSError as error:
-        raise PortError(f"cannot make the folder for port locks: {error}") from error
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-        raise PortError(f"{folder} is not a folder of this user alone (mode 0700): remove it")
-    return folder
 
 
 def _nobody_listens(number: int) -> bool:

@@ -23,9 +23,10 @@ from perf.crossover import StoredCrossover
 from perf.crossover import is_sound as is_sound_crossover
 from perf.files import MAX_JSON_BYTES, FileError, read_json, to_json, write_text
 from perf.metrics import RoundSummary
-from perf.rig import Rig
+from perf.rig import GpuTelemetry, Rig
 from perf.sample import Build, Fingerprint, StoredCase, is_sound
-from perf.suite import Crossover, Relation
+from perf.server_log import ServerLog
+from perf.suite import Crossover, Relation, SameOutput
 from perf.trace import ClientHealth
 from perf.validity import Reason
 
@@ -44,6 +45,10 @@ MAX_LOOKED_THROUGH = 20
 #: Names in a campaign file become paths and stand on screens: whatever else is there was not written by us.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 
+#: Characters kept of an output, many times what its few tokens have; and outputs of one launch.
+MAX_OUTPUT = 4096
+MAX_OUTPUTS = 100
+
 #: As `now_utc` writes it.
 _TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\+00:00")
 
@@ -55,13 +60,17 @@ Arm = Literal["candidate", "reference"]
 class RoundRecord:
     """One round: its numbers, or why it has none. A summary beside reasons is for diagnosis, never for a verdict.
 
-    `client` is how the client fared; None in a file of version 0.1, and where nothing was asked.
+    `client` is how the client fared; None in a file of version 0.1, and where nothing was asked. `gpus` is how the GPUs
+    did; None where they were not sampled: no NVML, none needed, synthetic time, a server that already ran. `server_log`
+    is what the server's log said meanwhile; None where it said nothing of decoding, was cut, or is not ours.
     """
 
     index: int
     summary: RoundSummary | None
     reasons: tuple[Reason, ...]
     client: ClientHealth | None
+    gpus: tuple[GpuTelemetry, ...] | None = None
+    server_log: ServerLog | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +104,21 @@ class Order:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Outputs:
+    """What a server said to a few prompts, each alone and at temperature 0, in at most `tokens` tokens.
+
+    `prompts` are ids; `texts` are in their order, secrets replaced, and so are those `again`, of the same asked once
+    more: empty where that was not asked. `reason` says why there is none of all that.
+    """
+
+    tokens: int
+    prompts: tuple[str, ...]
+    texts: tuple[str, ...]
+    again: tuple[str, ...]
+    reason: Reason | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchRecord:
     """One server process life. Times are seconds; secrets are replaced.
 
@@ -102,7 +126,9 @@ class LaunchRecord:
     block is one launch alone, or a launch of each arm back to back. `measurements` are in the order measured.
 
     `command` and `variant_env` are the suite's, with `{python}` and `{port}` in place; `python` and `env` are what this
-    machine made of them. All are empty for a server that already ran.
+    machine made of them. All are empty for a server that already ran. `outputs` is None where nothing compares them.
+    `server_arguments` are those that decide its speed, by name, as SGLang resolved them: what is off is left out, and
+    all are where it tells none.
     """
 
     name: str
@@ -122,6 +148,8 @@ class LaunchRecord:
     build: Build | None
     notes: tuple[str, ...]
     measurements: tuple[Measurement, ...]
+    outputs: Outputs | None = None
+    server_arguments: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,6 +194,14 @@ class CrossoverRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SameOutputRecord:
+    """An expectation of the same output."""
+
+    same_output: SameOutput
+    selected: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SuiteRecord:
     """One suite of a campaign: the rule it is judged by, its cases and its launches.
 
@@ -200,6 +236,7 @@ class SuiteRecord:
     launches: tuple[LaunchRecord, ...]
     stopped: str | None
     problem: str | None
+    same_outputs: tuple[SameOutputRecord, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,6 +261,11 @@ _ADAPTER = TypeAdapter(Campaign)
 
 def _launch_name(variant: str, arm: Arm, ordinal: int) -> str:
     return f"{variant}{'+reference' if arm == 'reference' else ''}-{ordinal}"
+
+
+def no_outputs(reason: Reason) -> Outputs:
+    """Of a launch that should have been asked for them."""
+    return Outputs(tokens=0, prompts=(), texts=(), again=(), reason=reason)
 
 
 def now_utc() -> str:
@@ -336,12 +378,15 @@ def _problem(suite: SuiteRecord) -> str | None:
         names += [*each.relation.id.split("/", 3), each.relation.variant, *each.relation.of]
     for crossing in (each.crossover for each in suite.crossovers):
         names += [*crossing.id.split("/", 2), crossing.first, crossing.second]
+    for same in (each.same_output for each in suite.same_outputs):
+        names += [*same.id.split("/", 2), *same.variants]
     variants = [*(case.variant for case in suite.cases), *(launch.variant for launch in suite.launches)]
     if strange := [*(each for each in names if not _NAME.fullmatch(each)), *(each for each in variants if "+" in each)]:
         return f"the name {strange[0][:40]!r}"
     ids = [*(case.id for case in suite.cases), *(each.crossover.id for each in suite.crossovers)]
+    ids += [each.same_output.id for each in suite.same_outputs]
     if any(id.count("/") != 2 for id in ids) or any(each.relation.id.count("/") != 3 for each in suite.relations):
-        return "the name of a case, relation or crossover"
+        return "the name of a case or expectation"
     shares = (suite.margin, suite.alpha, suite.power)
     if not all(0 < share < 1 for share in shares) or suite.power < 0.5 or not 1 <= suite.max_launches <= 1000:
         return "the rule it is judged by"
@@ -368,6 +413,14 @@ def _problem(suite: SuiteRecord) -> str | None:
             or (record.stored.crossover, record.stored.first, record.stored.second) != (record.crossover.id, *pair)
         ):
             return "a stored crossover that is another's, or not as it was promoted"
+    for same in (each.same_output for each in suite.same_outputs):
+        if not 2 <= len(set(same.variants)) == len(same.variants) or not set(same.variants) <= {v for v, _ in cases}:
+            return "an expectation of the same output of variants that are not in it"
+        if not 0 < same.at_least <= 1:
+            return "an expectation of the same output without a share"
+    said = [launch.outputs for launch in suite.launches if launch.outputs is not None and launch.outputs.reason is None]
+    if len({each.prompts for each in said}) > 1 or not all(_are_sound(each) for each in said):
+        return "outputs that are none of its prompts"
     if not all(case.stored is None or is_sound(case.stored) for case in suite.cases):
         return "a stored baseline without positive numbers, or not as it was promoted"
     if any(
@@ -399,6 +452,15 @@ def _problem(suite: SuiteRecord) -> str | None:
         ):
             return "a throughput that is not its tokens by its time"
     return None
+
+
+def _are_sound(outputs: Outputs) -> bool:
+    count = len(outputs.prompts)
+    return (
+        0 < count == len(outputs.texts) <= MAX_OUTPUTS
+        and len(outputs.again) in (0, count)
+        and max(map(len, (*outputs.texts, *outputs.again))) <= MAX_OUTPUT
+    )
 
 
 def _names(id: str, suite: SuiteRecord, case: CaseRecord) -> bool:

@@ -19,9 +19,11 @@ from perf.validity import Reason
 from perf.verdict import (
     INTERVALS,
     MAX_RELATION_LAUNCHES,
+    Agreement,
     CaseVerdict,
     CrossoverVerdict,
     RelationVerdict,
+    SameOutputVerdict,
     Verdict,
     against,
     judge,
@@ -118,7 +120,7 @@ def remarks(suite: SuiteRecord, verdicts: Sequence[Verdict]) -> str:
     for verdict in verdicts:
         for note in verdict.notes if isinstance(verdict, CaseVerdict) else ():
             seen.setdefault(f"not as in the baseline: {note}", []).append(verdict.id.split("/", 1)[1])
-        for label, text in (*_builds_tonight(verdict), *_drift(verdict)) if isinstance(verdict, CaseVerdict) else ():
+        for label, text in _told_beside(verdict) if isinstance(verdict, CaseVerdict) else ():
             seen.setdefault(f"{label}: {text}", []).append(verdict.id.split("/", 1)[1])
         for note in verdict.notes if isinstance(verdict, CrossoverVerdict) and passes(verdict) else ():
             seen.setdefault(note, []).append(verdict.id.split("/", 1)[1])
@@ -156,6 +158,8 @@ def properties(verdict: Verdict) -> tuple[tuple[str, str], ...]:
         numbers["output_throughput"] = verdict.measured.output_throughput
     if isinstance(verdict, CrossoverVerdict) and (found := verdict.crossing) is not None:
         numbers |= {"crossover": found.estimate, "crossover_lo": found.lo, "crossover_hi": found.hi}
+    if isinstance(verdict, SameOutputVerdict) and (least := _least_alike(verdict)) is not None:
+        numbers["same_output"] = least.alike / least.of
     if (judgement := _judgement(verdict)) is not None:
         numbers |= {"output_throughput": judgement.after, "baseline_throughput": judgement.before}
         numbers |= {"change": judgement.change, "lo": judgement.lo, "hi": judgement.hi}
@@ -218,7 +222,7 @@ def _head(campaign: Campaign, verdicts: Sequence[Verdict], folder: str) -> str:
     gravest = [verdict for verdict in verdicts if word(verdict) == overall]
     if overall in (Word.REGRESSED, Word.VIOLATED):
         change, id = min((_loss(verdict), verdict.id) for verdict in gravest)
-        says += f" Worst: {_code(id)}, {percent(change)}."
+        says += f" Worst: {_code(id)}, {percent(change) if math.isfinite(change) else 'another output'}."
     elif gravest and overall is not Word.PASS:
         says += f" For example {_code(gravest[0].id)}."
     rig = campaign.rig
@@ -312,6 +316,8 @@ def screen(verdict: Verdict, promote: str, folder: str) -> str:
         lines = _case_screen(verdict)
     elif isinstance(verdict, RelationVerdict):
         lines = _relation_screen(verdict)
+    elif isinstance(verdict, SameOutputVerdict):
+        lines = _output_screen(verdict)
     else:
         lines = _crossover_screen(verdict)
     if verdict.advisory:
@@ -336,7 +342,7 @@ def _advice(verdict: Verdict, promote: str) -> list[str]:
         case Word.IMPROVED:
             return [f'  To hold it from now on: {promote} "why"']
         case Word.NO_BASELINE:
-            first = not isinstance(verdict, RelationVerdict) and verdict.stored is None
+            first = isinstance(verdict, CaseVerdict | CrossoverVerdict) and verdict.stored is None
             return [f'  Record it: {promote} "{"first baseline" if first else "why"}"']
         case _:
             return []
@@ -348,6 +354,10 @@ def _row(verdict: Verdict) -> tuple[str, ...]:
     if isinstance(verdict, CrossoverVerdict):
         where = "-" if verdict.crossing is None else crossover.short(verdict.crossing)
         return (name, "-", "-", "-", where, "-", "-", "-", "-", word(verdict))
+    if isinstance(verdict, SameOutputVerdict):
+        least = _least_alike(verdict)
+        alike = "-" if least is None else f"{least.alike} of {least.of} alike"
+        return (name, "-", "-", "-", alike, "-", "-", "-", "-", word(verdict))
     change, interval = "-", "-"
     if judgement is not None:
         change, interval = _change(verdict, judgement), _interval(judgement)
@@ -406,7 +416,7 @@ def _case_screen(verdict: CaseVerdict) -> list[str]:
         lines.append(_line("set aside", f"judged by itself: launches vary by {here} here, others by {others}"))
     if word(verdict) != Word.PASS and (moved := verdict.moved) is not None:
         lines += [_line(*each) for each in moved_lines(moved, on_gpus=verdict.on_gpus)]
-    lines += [_line(*each) for each in _builds_tonight(verdict)]
+    lines += [_line(*each) for each in (*_builds_tonight(verdict), *_reference_moved(verdict))]
     lines += [_line("different", note) for note in verdict.notes]
     if verdict.stored is not None:
         promotion = verdict.stored.promotion
@@ -435,6 +445,19 @@ def _builds_tonight(verdict: CaseVerdict) -> Iterable[tuple[str, str]]:
             yield "builds", f"A against A: both arms ran {build_text(candidate)}"
         else:
             yield "builds", f"tonight {build_text(candidate)}; reference {build_text(reference)}"
+
+
+def _reference_moved(verdict: CaseVerdict) -> Iterable[tuple[str, str]]:
+    """Tonight's reference is far from what is stored: whoever changed both builds alike learns it here alone."""
+    if verdict.route == "reference" and verdict.judgement is not None and verdict.stored is not None:
+        change = verdict.judgement.before / verdict.stored.promotion.throughput - 1
+        if abs(change) > verdict.margin:
+            why = "the rig is not as it was, or both builds changed alike"
+            yield "reference", f"it runs itself about {round(100 * change):+d} % beside its stored baseline: {why}"
+
+
+def _told_beside(verdict: CaseVerdict) -> Iterable[tuple[str, str]]:
+    return (*_builds_tonight(verdict), *_reference_moved(verdict), *_drift(verdict))
 
 
 def _drift(verdict: CaseVerdict) -> Iterable[tuple[str, str]]:
@@ -495,12 +518,41 @@ def _crossover_screen(verdict: CrossoverVerdict) -> list[str]:
     return lines
 
 
+def _output_screen(verdict: SameOutputVerdict) -> list[str]:
+    if not verdict.agreements:
+        return _invalid_screen(verdict.reasons)
+    yardstick = verdict.variants[0]
+    told = ", ".join(f"{each.variant} in {each.alike} of {each.of} prompts" for each in verdict.agreements)
+    wanted = "all" if verdict.at_least == 1 else f"at least {share(verdict.at_least)}"
+    lines = [f"{word(verdict)}  says what {yardstick} says: {told}; expected in {wanted}"]
+    lines.append(_line("asked", f"one at a time at temperature 0, {verdict.tokens} output tokens each"))
+    if (left_out := verdict.asked - verdict.agreements[0].of) > 0:
+        lines.append(_line("left out", f"{left_out} of {verdict.asked} prompts, to which {yardstick} says two things"))
+    for each in verdict.agreements:
+        if each.first is not None:
+            where = f"{printable(each.first.prompt, 80)}, from character {each.first.at + 1} on"
+            lines.append(_line("apart", f"{each.variant} first in prompt {where}"))
+            lines += [_line(yardstick, repr(each.first.yardstick)), _line(each.variant, repr(each.first.other))]
+    if verdict.reasons:
+        lines += _invalid_screen(verdict.reasons)
+    if word(verdict) == Word.VIOLATED:
+        why = "a draft must not change what is said: look at how it is verified. Near ties may flip on a GPU"
+        lines.append(_line("do", f"{why}: for these at_least allows a share"))
+    return lines
+
+
+def _least_alike(verdict: SameOutputVerdict) -> Agreement | None:
+    return min(verdict.agreements, key=lambda each: each.alike, default=None)
+
+
 def _judgement(verdict: Verdict) -> Judgement | None:
-    return None if isinstance(verdict, CrossoverVerdict) else verdict.judgement
+    return verdict.judgement if isinstance(verdict, CaseVerdict | RelationVerdict) else None
 
 
 def _loss(verdict: Verdict) -> float:
-    """The change of what is REGRESSED or VIOLATED; of a crossover, where it is worst."""
+    """The change of what is REGRESSED or VIOLATED; of a crossover, where it is worst. Another output is no change."""
+    if isinstance(verdict, SameOutputVerdict):
+        return -math.inf
     if isinstance(verdict, CrossoverVerdict):
         return min((each.advantage for each in verdict.levels if each.word is Word.VIOLATED), default=0.0)
     return verdict.judgement.change if verdict.judgement else 0.0
@@ -558,7 +610,7 @@ def _open_relation(verdict: RelationVerdict, judgement: Judgement) -> list[str]:
     return [*lines, _line("do", f"quiet the rig, or launch both more often: {far}; --perf-max-launches")]
 
 
-def _needs(verdict: Verdict, what: str, count: int) -> str:
+def _needs(verdict: CaseVerdict | RelationVerdict, what: str, count: int) -> str:
     minutes = f" ({duration(count * verdict.launch_s)})" if verdict.launch_s else ""
     return f"{share(verdict.margin)} needs about {what if count > 1 else what.replace('launches', 'launch')}{minutes}"
 
@@ -578,12 +630,12 @@ def _ended(verdict: CaseVerdict) -> str:
             return ran
 
 
-def _option(verdict: Verdict, more: int) -> str:
+def _option(verdict: CaseVerdict | RelationVerdict | CrossoverVerdict, more: int) -> str:
     """The option that allows so many more launches."""
     return "--perf-budget-minutes" if verdict.stopped else f"--perf-max-launches={verdict.max_launches + more}"
 
 
-def _change(verdict: Verdict, judgement: Judgement) -> str:
+def _change(verdict: CaseVerdict | RelationVerdict, judgement: Judgement) -> str:
     """A percentage only where it means something: `?` where it is not decided, `~` where no change is possible."""
     lo, hi = judgement.lo, judgement.hi
     if verdict.word is Word.INCONCLUSIVE and (lo <= -verdict.margin <= hi or lo <= 0 <= hi):

@@ -4,8 +4,10 @@ import hashlib
 import os
 import platform
 import re
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 from typing import TypeVar
 
@@ -16,11 +18,24 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PcieLink:
+    """How fast a PCIe link runs, or can."""
+
+    generation: int
+    width: int
+
+    def __str__(self) -> str:
+        """`PCIe 5.0 x16`."""
+        return f"PCIe {self.generation}.0 x{self.width}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
     """One GPU; None where the driver does not tell.
 
     `power_limit_w` is the enforced limit in watts, `clocks_mhz` the application clocks of cores and memory: where
-    somebody set them, it holds them there. Of locked clocks NVML has no word.
+    somebody set them, it holds them there. Of locked clocks NVML has no word. `pcie` is the most that its link can
+    where it sits, since an idle one runs slower; `nvlinks` counts the links of NVLink that are up.
     """
 
     name: str
@@ -28,13 +43,16 @@ class Gpu:
     power_limit_w: float | None
     clocks_mhz: tuple[int, int] | None
     persistent: bool | None
+    pcie: PcieLink | None = None
+    nvlinks: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rig:
     """The fingerprint of a machine. `machine` is a digest of its id, never the id.
 
-    `cuda` is the newest version that the driver runs, `governor` the CPU's frequency policy as Linux calls it.
+    `cuda` is the newest version that the driver runs, `governor` the CPU's frequency policy as Linux calls it. `pairs`
+    says how many pairs of GPUs meet where, nearest first; empty where the driver does not tell, and for one GPU.
     """
 
     gpus: tuple[Gpu, ...]
@@ -45,6 +63,7 @@ class Rig:
     machine: str
     kernel: str
     note: str | None = None
+    pairs: tuple[tuple[str, int], ...] = ()
 
     @property
     def id(self) -> str:
@@ -70,11 +89,21 @@ class Rig:
             ("CUDA of the driver", self.cuda),
             ("application clocks", ", ".join(f"{core}/{memory} MHz" for core, memory in clocks)),
             ("persistence mode", ", ".join("on" if each else "off" for each in persistent)),
+            ("links", self.links),
             ("CPU", self.cpu),
             ("CPU governor", self.governor),
             ("Linux", self.kernel),
         )
         return tuple((name, value) for name, value in told if value)
+
+    @property
+    def links(self) -> str:
+        """How GPUs reach the host and each other: `PCIe 5.0 x16, no NVLink`; "" where nothing is known."""
+        pcie = sorted({str(gpu.pcie) for gpu in self.gpus if gpu.pcie is not None})
+        up = sorted({gpu.nvlinks for gpu in self.gpus if gpu.nvlinks is not None})
+        nvlinks = [f"{count} NVLinks" if count else "no NVLink" for count in up]
+        pairs = [f"{count} {'pair' if count == 1 else 'pairs'} by {where}" for where, count in self.pairs]
+        return ", ".join([*pcie, *nvlinks, *pairs])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +118,8 @@ class GpuProcess:
 class GpuState:
     """One GPU at this moment, numbered as NVML does; None and empty where the driver does not tell.
 
-    `slowed_by` are the reasons for which its clocks are held down, idleness not among them.
+    `slowed_by` are the reasons for which its clocks are held down, idleness not among them. `pcie` is how its link runs
+    now, which says something only while it works: `utilisation` is the share of the last moment in which it did.
     """
 
     index: int
@@ -100,17 +130,68 @@ class GpuState:
     celsius: int | None
     persistent: bool | None
     power_limit_w: float | None
+    pcie: PcieLink | None = None
+    utilisation: float | None = None
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuTelemetry:
+    """How one GPU fared while a round was measured; None where the board or its driver does not tell.
+
+    `index` is as NVML numbers it. SM clocks (MHz) are of the samples in which it was not idle; of those that were there
+    are `idle_samples` among `samples`. `slowed_by` has the share of samples for each reason that occurred. Errors of
+    memory (`ecc_*`) are what came in the window, and `xids` the driver's numbers for errors that it reported in it.
+    `foreign` are processes on it that are not of the server; None too where none of the server's own could be seen, as
+    from within some containers. `utilisation_mean` is a share, `pcie` the fastest that its link was seen to run and
+    `pcie_most` what it can.
+    """
+
+    index: int | None
+    uuid: str
+    samples: int
+    idle_samples: int
+    sm_clock_median_mhz: float | None
+    sm_clock_mean_mhz: float | None
+    sm_clock_min_mhz: float | None
+    memory_clock_median_mhz: float | None
+    power_mean_w: float | None
+    power_max_w: float | None
+    temperature_max_celsius: int | None
+    utilisation_mean: float | None
+    slowed_by: tuple[tuple[str, float], ...] | None
+    ecc_corrected: int | None
+    ecc_uncorrected: int | None
+    xids: tuple[int, ...] | None
+    foreign: tuple[GpuProcess, ...] | None
+    pcie: PcieLink | None
+    pcie_most: PcieLink | None
+
+
+#: What holds the clocks of most loaded cards: it is judged by what it does to them.
+POWER_CAP = "its power cap"
 
 #: Reasons for held down clocks that spoil a measurement, by their bits. Idle, and clocks somebody set, are not among
 #: them (NVML, nvmlClocksEventReasons).
 _SLOWED_BY = {
-    pynvml.nvmlClocksEventReasonSwPowerCap: "its power cap",
+    pynvml.nvmlClocksEventReasonSwPowerCap: POWER_CAP,
     pynvml.nvmlClocksThrottleReasonHwSlowdown: "the hardware (heat, power brake or a fast trigger)",
     pynvml.nvmlClocksEventReasonSwThermalSlowdown: "heat (the driver)",
     pynvml.nvmlClocksThrottleReasonHwThermalSlowdown: "heat (the hardware)",
     pynvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown: "the power brake",
 }
+
+#: Where the ways of two GPUs to each other meet, nearest first (NVML, nvmlGpuTopologyLevel_t).
+_MEETING = {
+    pynvml.NVML_TOPOLOGY_INTERNAL: "their board",
+    pynvml.NVML_TOPOLOGY_SINGLE: "one PCIe switch",
+    pynvml.NVML_TOPOLOGY_MULTIPLE: "several PCIe switches",
+    pynvml.NVML_TOPOLOGY_HOSTBRIDGE: "a host bridge",
+    pynvml.NVML_TOPOLOGY_NODE: "a NUMA node",
+    pynvml.NVML_TOPOLOGY_SYSTEM: "the link between CPUs",
+}
+
+#: What nobody tells where NVML does not answer.
+_UNSEEN = "clocks, throttling, power, temperature, errors, memory and processes of GPUs cannot be seen"
 
 #: How the note of a rig begins whose GPUs are there and do not answer.
 UNREADABLE = "the GPUs cannot be read"
@@ -125,16 +206,20 @@ def probe() -> Rig:
     driver: str | None = None
     cuda: int | None = None
     note: str | None = None
+    pairs: tuple[tuple[str, int], ...] = ()
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
-        note = f"no GPU is seen: NVML answers {error}"
+        amd = _amd_gpus(Path("/sys/class/kfd/kfd/topology/nodes"))
+        there = f"; {amd} of AMD {'is' if amd == 1 else 'are'} there" if amd else ""
+        note = f"no GPU is seen: NVML answers {error}{there}; {_UNSEEN}"
     else:
         try:
             driver = _string(pynvml.nvmlSystemGetDriverVersion())
-            cuda = _told(pynvml.nvmlSystemGetCudaDriverVersion_v2)
+            cuda = told(pynvml.nvmlSystemGetCudaDriverVersion_v2)
             handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
             gpus = visible(tuple(_gpu(handle) for handle in handles), os.environ.get("CUDA_VISIBLE_DEVICES"))
+            pairs = _pairs([pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid) for gpu in gpus])
         except pynvml.NVMLError as error:
             note = f"{UNREADABLE}: NVML answers {error}"
         finally:
@@ -148,6 +233,7 @@ def probe() -> Rig:
         machine=hashlib.sha256(_machine_id().encode()).hexdigest()[:16],
         kernel=platform.release(),
         note=note,
+        pairs=pairs,
     )
 
 
@@ -169,24 +255,24 @@ def states(rig: Rig) -> tuple[GpuState, ...]:
 
 def _state(index: int) -> GpuState:
     handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-    running = _told(pynvml.nvmlDeviceGetComputeRunningProcesses, handle) or ()
-    memory = _told(pynvml.nvmlDeviceGetMemoryInfo, handle)
-    reasons = _told(pynvml.nvmlDeviceGetCurrentClocksEventReasons, handle) or 0
-    mode = _told(pynvml.nvmlDeviceGetPersistenceMode, handle)
-    limit = _told(pynvml.nvmlDeviceGetEnforcedPowerLimit, handle)
+    memory = told(pynvml.nvmlDeviceGetMemoryInfo, handle)
+    mode = told(pynvml.nvmlDeviceGetPersistenceMode, handle)
+    limit = told(pynvml.nvmlDeviceGetEnforcedPowerLimit, handle)
     return GpuState(
         index=index,
         uuid=_string(pynvml.nvmlDeviceGetUUID(handle)),
-        processes=tuple(GpuProcess(pid=each.pid, name=_process_name(each.pid)) for each in running),
+        processes=tuple(GpuProcess(pid=pid, name=process_name(pid)) for pid in pids_on(handle) or ()),
         memory_used_bytes=None if memory is None else int(memory.used),
-        slowed_by=tuple(text for bit, text in _SLOWED_BY.items() if reasons & bit),
-        celsius=_told(pynvml.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU),
+        slowed_by=slowed_by(told(pynvml.nvmlDeviceGetCurrentClocksEventReasons, handle) or 0),
+        celsius=told(pynvml.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU),
         persistent=None if mode is None else bool(mode),
         power_limit_w=None if limit is None else limit / 1000,
+        pcie=pcie_now(handle),
+        utilisation=utilisation(handle),
     )
 
 
-def _told(ask: Callable[..., T], *arguments: object) -> T | None:
+def told(ask: Callable[..., T], *arguments: object) -> T | None:
     """What NVML answers; None where this board or driver does not tell."""
     try:
         return ask(*arguments)
@@ -194,7 +280,60 @@ def _told(ask: Callable[..., T], *arguments: object) -> T | None:
         return None
 
 
-def _process_name(pid: int) -> str:
+def slowed_by(reasons: int) -> tuple[str, ...]:
+    """What holds clocks down, in words, by the bits that NVML answers. Of an idle GPU nothing does."""
+    if reasons & pynvml.nvmlClocksEventReasonGpuIdle:
+        return ()
+    return tuple(text for bit, text in _SLOWED_BY.items() if reasons & bit)
+
+
+def pids_on(handle: object) -> tuple[int, ...] | None:
+    """Whose contexts are on a GPU; None where the driver does not tell."""
+    running = told(pynvml.nvmlDeviceGetComputeRunningProcesses, handle)
+    return None if running is None else tuple(int(each.pid) for each in running)
+
+
+def utilisation(handle: object) -> float | None:
+    """The share of the driver's last sample period in which a GPU worked."""
+    rates = told(pynvml.nvmlDeviceGetUtilizationRates, handle)
+    return None if rates is None else int(rates.gpu) / 100
+
+
+def pcie_now(handle: object) -> PcieLink | None:
+    """How its PCIe link runs at this moment."""
+    generation = told(pynvml.nvmlDeviceGetCurrPcieLinkGeneration, handle)
+    width = told(pynvml.nvmlDeviceGetCurrPcieLinkWidth, handle)
+    return None if generation is None or width is None else PcieLink(generation=int(generation), width=int(width))
+
+
+def pcie_most(handle: object) -> PcieLink | None:
+    """The most that its PCIe link can, where it sits."""
+    generation = told(pynvml.nvmlDeviceGetMaxPcieLinkGeneration, handle)
+    width = told(pynvml.nvmlDeviceGetMaxPcieLinkWidth, handle)
+    return None if generation is None or width is None else PcieLink(generation=int(generation), width=int(width))
+
+
+def _pairs(handles: list[object]) -> tuple[tuple[str, int], ...]:
+    levels = Counter(
+        told(pynvml.nvmlDeviceGetTopologyCommonAncestor, one, other) for one, other in combinations(handles, 2)
+    )
+    return tuple((text, levels[level]) for level, text in _MEETING.items() if levels[level])
+
+
+def _amd_gpus(nodes: Path) -> int:
+    """How many GPUs the driver of AMD has, by its list of compute nodes: a CPU's has no SIMD units."""
+    count = 0
+    for path in nodes.glob("*/properties"):
+        try:
+            text = path.read_text(encoding="ascii", errors="replace")
+        except OSError:
+            continue
+        count += re.search(r"^simd_count [1-9]", text, flags=re.MULTILINE) is not None
+    return count
+
+
+def process_name(pid: int) -> str:
+    """What a process is called."""
     try:
         return psutil.Process(pid).name()
     except psutil.Error:  # of another container, or just ended
@@ -202,16 +341,21 @@ def _process_name(pid: int) -> str:
 
 
 def _gpu(handle: object) -> Gpu:
-    limit = _told(pynvml.nvmlDeviceGetEnforcedPowerLimit, handle)
-    mode = _told(pynvml.nvmlDeviceGetPersistenceMode, handle)
-    core = _told(pynvml.nvmlDeviceGetApplicationsClock, handle, pynvml.NVML_CLOCK_GRAPHICS)
-    memory = _told(pynvml.nvmlDeviceGetApplicationsClock, handle, pynvml.NVML_CLOCK_MEM)
+    limit = told(pynvml.nvmlDeviceGetEnforcedPowerLimit, handle)
+    mode = told(pynvml.nvmlDeviceGetPersistenceMode, handle)
+    core = told(pynvml.nvmlDeviceGetApplicationsClock, handle, pynvml.NVML_CLOCK_GRAPHICS)
+    memory = told(pynvml.nvmlDeviceGetApplicationsClock, handle, pynvml.NVML_CLOCK_MEM)
     return Gpu(
         name=_string(pynvml.nvmlDeviceGetName(handle)),
         uuid=_string(pynvml.nvmlDeviceGetUUID(handle)),
         power_limit_w=None if limit is None else limit / 1000,
         clocks_mhz=None if core is None or memory is None else (int(core), int(memory)),
         persistent=None if mode is None else bool(mode),
+        pcie=pcie_most(handle),
+        # Which numbers a board's links have differs, so all are asked for; one without any answers none.
+        nvlinks=sum(
+            bool(told(pynvml.nvmlDeviceGetNvLinkState, handle, link)) for link in range(pynvml.NVML_NVLINK_MAX_LINKS)
+        ),
     )
 
 

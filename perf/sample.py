@@ -17,6 +17,9 @@ MAX_OTHERS = 60
 #: One launch of a campaign says nothing of how launches of one night differ.
 LEAST_OF_A_NIGHT = 2
 
+#: Arguments that a note names; what a new version resolves otherwise may be many.
+MAX_ARGUMENTS_TOLD = 6
+
 #: Name and value of what may differ and is told: see `differences`.
 Fingerprint = tuple[tuple[str, str], ...]
 
@@ -47,13 +50,27 @@ class Build:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """How the GPUs of a round fared, where they were sampled; of SM clocks (MHz) the lowest card's: it sets the pace.
+
+    `power_w` is the mean draw of all of them together, `celsius` the hottest; None where a board does not tell.
+    """
+
+    sm_clock_median_mhz: float
+    sm_clock_mean_mhz: float
+    power_w: float | None
+    celsius: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchSample:
     """One launch's numbers of one case, each once for every round.
 
     tok/s, output tokens per verify step, and the medians of TTFT and TPOT in seconds; `start_s` is how long the server
     took to be ready, None for one that already ran. The rest says what moved: the means over requests of TTFT and E2E,
     the 99th percentile of ITL, all in seconds, requests in flight, and the client's shares as in `trace.ClientHealth`;
-    None in what version 0.1 stored.
+    None in what version 0.1 stored. `pace` is how the GPUs fared, None in a round that was not sampled, and empty where
+    none was.
     """
 
     campaign: str
@@ -70,6 +87,7 @@ class LaunchSample:
     turnaround_share: tuple[float | None, ...]
     away_share: tuple[float | None, ...]
     cpu_share: tuple[float | None, ...]
+    pace: tuple[Pace | None, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +112,8 @@ class StoredCase:
 
     Workload digest, power limits and simulated acceptance must be tonight's; command and environment (the suite's own,
     without a machine's paths), model, version, build and the machine's `fingerprint` are noted where they differ, since
-    they are what is being tested. The fingerprint is empty where it is not known and where time is synthetic.
+    they are what is being tested. The fingerprint is empty where it is not known and where time is synthetic;
+    `server_arguments`, as the server resolved those that decide its speed, are where it tells none.
 
     `launches` say how fast it is, and how launches vary. `others` are launches of whole earlier campaigns that were the
     baseline once: they were asked the same, of another build perhaps. They say nothing of how fast it is now, only how
@@ -116,6 +135,7 @@ class StoredCase:
     launches: tuple[LaunchSample, ...]
     others: tuple[LaunchSample, ...]  # newest campaign first
     promotions: tuple[Promotion, ...]  # oldest first; the last is the one that holds
+    server_arguments: tuple[tuple[str, str], ...] = ()
 
     @property
     def promotion(self) -> Promotion:
@@ -125,7 +145,8 @@ class StoredCase:
     @property
     def history(self) -> tuple[Promotion, ...]:
         """The promotions whose throughputs can be compared with that of the last: it, and what led to it."""
-        start = max((place for place, each in enumerate(self.promotions) if each.comparable is False), default=0)
+        # The first is what it begins with, whatever came before; of version 0.1 nobody knows what was asked.
+        start = max(place for place, each in enumerate(self.promotions) if place == 0 or each.comparable is not True)
         return self.promotions[start:]
 
     @property
@@ -246,6 +267,23 @@ def differences(stored: StoredCase, fingerprint: Fingerprint, build: Build | Non
     )
 
 
+def resolved_otherwise(stored: StoredCase, arguments: Fingerprint, version: str | None) -> str | None:
+    """What the server made of its arguments that is not as it was, in harmless text; None where all is or is not known.
+
+    What is not there is off, `-`; but another version has other arguments, so of it only those that both have are told.
+    """
+    was, now = dict(stored.server_arguments), dict(arguments)
+    names = was.keys() | now.keys() if version == stored.server_version else was.keys() & now.keys()
+    changed = [
+        f"{printable(name, 40)} {_told(now.get(name))}, was {_told(was.get(name))}"
+        for name in sorted(names)
+        if was and now and was.get(name) != now.get(name)
+    ]
+    more = len(changed) - MAX_ARGUMENTS_TOLD
+    told = "; ".join(changed[:MAX_ARGUMENTS_TOLD]) + (f"; and {more} more" if more > 0 else "")
+    return f"arguments that the server resolved otherwise: {told}" if changed else None
+
+
 def _differences(was: Fingerprint, now: Fingerprint) -> Iterator[str]:
     before, after = dict(was), dict(now)
     if before and after:
@@ -267,6 +305,8 @@ def _is_sound(launch: LaunchSample) -> bool:
     rounds = len(launch.output_throughput)
     return (
         rounds > 0
+        and len(launch.pace) in (0, rounds)
+        and all(min(each.sm_clock_median_mhz, each.sm_clock_mean_mhz) > 0 for each in launch.pace if each is not None)
         and all(math.isfinite(value) and value > 0 for value in launch.output_throughput)
         and all(
             len(values) == rounds

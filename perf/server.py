@@ -24,9 +24,11 @@ import httpx2
 import psutil
 from pydantic import BaseModel, Field, ValidationError
 
+from perf import leftovers, server_log
+from perf.files import FileError
 from perf.ports import HeldPort, PortError, hold_port
 from perf.redaction import Secrets
-from perf.supervisor import KILL_WAIT_S, Order
+from perf.supervisor import KILL_WAIT_S, Birth, Order
 
 # What a server gets of our environment: what it needs to find programs, models, GPUs and caches. Everything
 # else would be an unrecorded influence on what is measured; a variant can add what it needs.
@@ -37,6 +39,8 @@ INHERITED_ENV = (
     *("XDG_CACHE_HOME", "TRITON_CACHE_DIR"),
 )
 MODELS_PATH = "/v1/models"
+# SGLang's own: it generates one token. 404 where a server has no such path.
+GENERATE_PATH = "/health_generate"
 # From SIGTERM to SIGKILL. An idle server needs a second or two; a busy one is not worth waiting for.
 STOP_GRACE_S = 10.0
 # For the supervisor, an interpreter without heavy imports, to start or to end: far more than it needs.
@@ -45,17 +49,24 @@ SUPERVISOR_WAIT_S = 30.0
 PROBE_TIMEOUT_S = 5.0
 # Adds at most this much to `start_s`, and is no load.
 POLL_INTERVAL_S = 0.1
+# For the first token of a server that calls itself healthy: SGLang itself gives up on it after 20 s.
+GENERATE_TIMEOUT_S = 60.0
+# The kernel closes the sockets of a process as it ends; nothing of ours listens a moment later.
+PORT_FREE_S = 5.0
 MAX_MODELS_BYTES = 1 << 20
 MAX_ANSWER_BYTES = 4096  # read of a body for a message; redacted whole, then cut to MAX_SHOWN
 MAX_SHOWN = 240  # characters of an answer in a message
 MAX_TAIL_BYTES = 65536
 MAX_TAIL_COLUMNS = 400
+# In which the line is looked for that says why a server ended.
+REASON_LINES = 2000
 
 _PACKAGE_ROOT = Path(__file__).resolve().parent.parent
 # Isolated (-I), then with exactly our module path: neither PYTHONPATH nor the folder `perf`, whose module names
 # shadow the standard library's, can change what the supervisor imports.
 _BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from perf.supervisor import main; main()"
-_LOCAL_ADDRESSES = ("127.0.0.1", "0.0.0.0", "::", "::ffff:127.0.0.1")
+_EVERY_ADDRESS = ("0.0.0.0", "::")
+_LOCAL_ADDRESSES = ("127.0.0.1", "::ffff:127.0.0.1", *_EVERY_ADDRESS)
 _ANSI = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)|[@-Z\\-_])")
 
 
@@ -159,17 +170,21 @@ class Server:
         return self._process.log_tail(lines) if self._process else ""
 
     def stop(self) -> None:
-        """End it and all its descendants, within the grace time and a bound. May be called again.
+        """End it and all its descendants, and see its port free, within the grace time and a bound. May be called
+        again.
 
-        Raises ServerError naming the processes that are left. After KeyboardInterrupt in here the supervisor
-        ends them all the same.
+        Raises ServerError naming the processes that are left, or who listens on the port. After KeyboardInterrupt in
+        here the supervisor ends them all the same.
         """
         try:
             if self._process:
                 self._process.stop()
+                if self._held_port:  # once it is given back, others may listen there
+                    self._process.wait_port_free(self.port)
         finally:
             if self._held_port:
                 self._held_port.release()
+                self._held_port = None
 
     def __enter__(self) -> Self:
         return self
@@ -195,13 +210,23 @@ def launch(spec: ServerSpec, log_path: Path, *, grace_s: float = STOP_GRACE_S) -
         port = held_port.number
         command = tuple(argument.replace("{port}", str(port)) for argument in _command(spec))
         secrets = Secrets.collect(command, env, spec.api_key)
-        process = _Process(spec.name, command, env, spec.cwd, secrets, log_path, grace_s)
+        try:
+            note = leftovers.new_note()
+        except FileError as error:
+            raise ServerError(f"server {spec.name}: no note of it can be kept: {error}") from error
+        process = _Process(spec.name, command, env, spec.cwd, secrets, log_path, grace_s, note)
         undo.callback(process.stop)
         process.wait_started()
         started = time.monotonic()
         authorization = f"Bearer {spec.api_key}" if spec.api_key else None
         with _client(f"http://127.0.0.1:{port}", authorization) as client:
-            seen = _wait_ready(client, spec.ready_path, spec.ready_timeout_s, process.wait_exited)
+            ready = (spec.ready_path, MODELS_PATH)
+            seen = _wait_ready(client, ready, spec.ready_timeout_s, process.wait_exited)
+            cannot = None
+            if seen is None:
+                cannot = _wait_ready(
+                    client, (GENERATE_PATH, *ready), GENERATE_TIMEOUT_S, process.wait_exited, GENERATE_TIMEOUT_S / 2
+                )
             start_s = time.monotonic() - started
             if (status := process.exit_status()) is not None:
                 raise process.error(f"ended before it was ready: {status.describe()}, after {start_s:.1f} s")
@@ -210,6 +235,8 @@ def launch(spec: ServerSpec, log_path: Path, *, grace_s: float = STOP_GRACE_S) -
                     f"not ready after {start_s:.0f} s (ready_timeout_s = {spec.ready_timeout_s:g}); "
                     f"last seen on port {port}: {secrets.redact(seen)[:MAX_SHOWN]}"
                 )
+            if cannot is not None:
+                raise process.error(f"ready but cannot generate: {secrets.redact(cannot)[:MAX_SHOWN]}")
             notes = process.check_owner(port)
             try:
                 model = spec.model or _first_model(client)
@@ -267,7 +294,7 @@ def attach(
 
     secrets = Secrets.collect((), {}, api_key, (base_url,))
     with _client(address, authorization) as client:
-        seen = _wait_ready(client, ready_path, ready_timeout_s, never)
+        seen = _wait_ready(client, (ready_path, MODELS_PATH), ready_timeout_s, never)
         if seen is not None:
             raise ServerError(f"{address} not ready after {ready_timeout_s:g} s: {secrets.redact(seen)[:MAX_SHOWN]}")
         try:
@@ -346,14 +373,19 @@ def _get(client: httpx2.Client, path: str, timeout_s: float, max_bytes: int) -> 
 
 
 def _wait_ready(
-    client: httpx2.Client, ready_path: str, timeout_s: float, wait_exited: Callable[[float], bool]
+    client: httpx2.Client,
+    paths: tuple[str, ...],
+    timeout_s: float,
+    wait_exited: Callable[[float], bool],
+    probe_s: float = PROBE_TIMEOUT_S,
 ) -> str | None:
-    """None when ready; else, when the time is up or the server ended, what it answered last."""
+    """None when the first of the paths that is there answers 200; else, when the time is up or the server ended, what
+    was answered last."""
     deadline = time.monotonic() + timeout_s
     seen = "nothing"
     while True:
-        for path in (ready_path, MODELS_PATH):
-            limit_s = min(PROBE_TIMEOUT_S, max(POLL_INTERVAL_S, deadline - time.monotonic()))
+        for path in paths:
+            limit_s = min(probe_s, max(POLL_INTERVAL_S, deadline - time.monotonic()))
             try:
                 status, body = _get(client, path, limit_s, MAX_ANSWER_BYTES)
             except httpx2.HTTPError as error:
@@ -362,7 +394,7 @@ def _wait_ready(
             if status == httpx2.codes.OK:
                 return None
             seen = f"HTTP {status} on {path} {_printable(body.decode(errors='replace'))}".rstrip()
-            if status != httpx2.codes.NOT_FOUND:
+            if status not in (httpx2.codes.NOT_FOUND, httpx2.codes.METHOD_NOT_ALLOWED):
                 break
         remaining_s = deadline - time.monotonic()
         if remaining_s <= 0 or wait_exited(min(POLL_INTERVAL_S, remaining_s)):
@@ -396,6 +428,7 @@ class _Event(BaseModel):
 
     event: str
     pid: int = 0
+    began: str = ""
     code: int | None = None
     signal: str | None = None
     reason: str = ""
@@ -414,17 +447,21 @@ class _Process:
         secrets: Secrets,
         log_path: Path,
         grace_s: float,
+        note: Path,
     ) -> None:
         self.name = name
         self.log_path = log_path
+        self._mark = note.stem
         self._secrets = secrets
         self._grace_s = grace_s
         self._events: dict[str, _Event] = {}
         self._ended = False  # the supervisor; an event without a name
         self._changed = threading.Condition()
         order = Order(
+            name=name,
+            note_path=str(note.absolute()),
             command=command,
-            env=dict(env),
+            env=dict(env) | {leftovers.MARK: self._mark},  # not recorded: it is another in every launch
             cwd=str(cwd.absolute()),
             log_path=str(log_path.absolute()),
             secrets=secrets.values,
@@ -496,8 +533,11 @@ class _Process:
 
     def notes(self) -> tuple[str, ...]:
         """Trouble that is no reason to stop."""
-        failed = self._events.get("log_failed")
-        return (f"the log could not be written and is cut: {failed.reason}",) if failed else ()
+        told = {
+            "log_failed": "the log could not be written and is cut",
+            "not_noted": "no note of it could be kept: a later run will not find who outlived its supervisor",
+        }
+        return tuple(f"{text}: {self._events[event].reason}" for event, text in told.items() if event in self._events)
 
     def log_tail(self, lines: int) -> str:
         """See Server."""
@@ -513,27 +553,22 @@ class _Process:
         return "\n".join([line[:MAX_TAIL_COLUMNS] for line in shown if line][-lines:] if lines > 0 else [])
 
     def error(self, reason: str) -> ServerError:
-        """With the end of the log."""
-        reason = "; ".join((reason, *self.notes()))
+        """With what the log says ended it, and its end."""
+        why = server_log.reason(self.log_tail(REASON_LINES))
+        reason = "; ".join((reason, *((f"its log says: {why}",) if why else ()), *self.notes()))
         return ServerError(f"server {self.name}: {reason}", self.log_path, self.log_tail(20))
 
     def check_owner(self, port: int) -> tuple[str, ...]:
         """Notes when it cannot be told who listens. Raises ServerError when it is a stranger."""
         try:
-            listening = {
-                connection.pid
-                for connection in psutil.net_connections("tcp")
-                if connection.status == psutil.CONN_LISTEN
-                and connection.laddr
-                and connection.laddr.port == port
-                and connection.laddr.ip in _LOCAL_ADDRESSES
-            }
+            found = _listening(port)
             ours = {child.pid for child in psutil.Process(self._supervisor.pid).children(recursive=True)}
         except (psutil.Error, OSError) as error:
-            listening, ours = set(), set()
+            found, ours = set(), set()
             why = f" ({type(error).__name__})"
         else:
             why = ""
+        listening = {pid for pid, _ in found}
         strangers = sorted(pid for pid in listening - ours if pid is not None)
         if strangers or listening == {None}:  # the kernel hides the owner of a socket only where it is another user
             who = "; ".join(f"pid {_described(pid, self._secrets)}" for pid in strangers) or "a process of another user"
@@ -543,7 +578,32 @@ class _Process:
             )
         if not listening or None in listening:
             return (f"who listens on port {port} could not be determined{why}",)
+        if everywhere := [address for _, address in found if address in _EVERY_ADDRESS]:
+            return (
+                f"it listens on {everywhere[0]}: whoever reaches this machine can ask it, which may also disturb what "
+                "is measured; --host 127.0.0.1, or what its option for that is, keeps it here",
+            )
         return ()
+
+    def wait_port_free(self, port: int) -> None:
+        """Raises ServerError naming who listens there all the time."""
+        deadline = time.monotonic() + PORT_FREE_S
+        while True:
+            try:
+                pids = {pid for pid, _ in _listening(port)}
+            except (psutil.Error, OSError):  # it cannot be told here; the next server gets another port anyway
+                return
+            if not pids:
+                return
+            if time.monotonic() > deadline:
+                break
+            time.sleep(POLL_INTERVAL_S)
+        who = "; ".join(_described(pid, self._secrets) if pid else "a process of another user" for pid in pids)
+        raise ServerError(
+            f"server {self.name} has ended, and {PORT_FREE_S:.0f} s later somebody listens on its port {port}: {who}\n"
+            "end it, if it is a remnant of the server",
+            self.log_path,
+        )
 
     def stop(self) -> None:
         """End it with all descendants; see Server."""
@@ -566,14 +626,22 @@ class _Process:
             )
 
     def _left_without_supervisor(self) -> tuple[str, ...]:
-        """Who is still in the server's session. Not killed: without the supervisor it is not proven ours."""
+        """Who is left of it as far as can be told. Not killed: without the supervisor it is not proven ours."""
         started = self._events.get("started")
-        left = []
-        for process in psutil.process_iter() if started else ():
-            with suppress(psutil.Error, ProcessLookupError, PermissionError):
-                if os.getsid(process.pid) == self.pid and process.status() != psutil.STATUS_ZOMBIE:
-                    left.append(_described(process.pid, self._secrets))
-        return tuple(left)
+        server = Birth(pid=started.pid, began=started.began) if started else None
+        return tuple(_described(each.pid, self._secrets) for each in leftovers.alive(self._mark, server))
+
+
+def _listening(port: int) -> set[tuple[int | None, str]]:
+    """Who listens on a loopback port, and on which address; no pid where another user does. Raises psutil.Error."""
+    return {
+        (connection.pid, connection.laddr.ip)
+        for connection in psutil.net_connections("tcp")
+        if connection.status == psutil.CONN_LISTEN
+        and connection.laddr
+        and connection.laddr.port == port
+        and connection.laddr.ip in _LOCAL_ADDRESSES
+    }
 
 
 def _described(pid: int, secrets: Secrets) -> str:

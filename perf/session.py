@@ -12,21 +12,21 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import perf
 from perf import campaign as campaigns
-from perf import history, load, plan, record, report, verdict
+from perf import history, leftovers, load, plan, record, report, rig_lock, verdict
 from perf.baseline import Store
 from perf.capacity import Capacity
 from perf.carrier import Carried
 from perf.crossover import StoredCrossover
 from perf.files import FileError
 from perf.history import History
-from perf.measure import Bench, Show, api_key, run_by
-from perf.measured import measurements, sample
+from perf.measure import Bench, Show, api_key, run_by, shared_code
+from perf.measured import measurements, sample, told_of_clocks
 from perf.promotion import command
 from perf.record import (
     Campaign,
@@ -36,13 +36,16 @@ from perf.record import (
     Measurement,
     Order,
     RelationRecord,
+    SameOutputRecord,
     SuiteRecord,
     WorkloadRecord,
+    no_outputs,
 )
 from perf.redaction import Secrets
 from perf.rig import EMULATED_RIG_ID, Rig, probe, states
 from perf.sample import StoredCase, throughputs
 from perf.suite import Gate, Suite
+from perf.telemetry import Sampler
 from perf.text import printable
 from perf.validity import Reason, level_never_reached
 from perf.verdict import CaseVerdict, Verdict
@@ -97,6 +100,7 @@ class Session:
         self.campaign: Campaign | None = None
         self.verdicts: dict[str, Verdict] = {}
         self.errors: dict[str, str] = {}
+        self._lock: rig_lock.RigLock | None = None  # once this session measures, to its end
 
     @property
     def promote(self) -> str:
@@ -145,6 +149,8 @@ class Session:
         A suite that was selected and not measured to its end is in it all the same, with the reason: whoever reads the
         campaign later must not take the rest of it for the whole.
         """
+        if self._lock is not None:
+            self._lock.release()
         if self.campaign is None:
             return
         suites = {each.name: each for each in self.campaign.suites}
@@ -179,8 +185,14 @@ class Session:
             )
         for variant in chosen.variants:
             api_key(variant, chosen.source.parent)  # a missing key is said before minutes are spent
+        if self.settings.base_url is None and (shared := shared_code(chosen)):
+            raise CannotMeasureError(shared)
+        if self.settings.base_url is None and self._lock is None:
+            self._lock = self._rig_alone(rig)
         if self.campaign is None:
             self.folder = record.create_folder(self.settings.campaigns)
+            if self._lock is not None:
+                self._lock.tell(f"campaign {os.path.abspath(self.folder)}")
             self.campaign = Campaign(
                 kind="sglang-perf campaign",
                 schema=2,
@@ -204,6 +216,9 @@ class Session:
         crossovers = store.crossovers(_rig_id(chosen, rig), chosen.name) if chosen.crossovers else {}
         start = self._record(chosen, rig, stored, crossovers)
         save(start)
+        # Where time is synthetic, and on a server that already ran, the GPUs here say nothing of what is measured.
+        sampled = rig.gpus if chosen.gpus and not chosen.emulated and self.settings.base_url is None else ()
+        telemetry = Sampler([gpu.uuid for gpu in sampled]) if sampled else None
         bench = Bench(
             suite=chosen,
             folder=self._folder(),
@@ -213,6 +228,8 @@ class Session:
             limits=load.Limits(),
             capacity=Capacity(rig, self.show.live),
             gpus=lambda: states(rig) if chosen.gpus and self.settings.base_url is None else (),
+            same_outputs=tuple(each.same_output for each in start.same_outputs if each.selected),
+            telemetry=telemetry,
         )
         for case in start.cases:
             reason = level_never_reached(case.level, chosen.workload.requests(case.level))
@@ -223,16 +240,34 @@ class Session:
         if self.settings.base_url is None and all(case.selected for case in start.cases):
             self.show.line(plan.line(plan.forecast(replace(chosen, gate=gate), stored)))
         _raise_open_files()
-        with _interruptible():
+        with ExitStack() as stack, _interruptible():
+            if telemetry is not None:
+                stack.enter_context(telemetry)
             done = campaigns.run(
                 start,
-                measure=lambda order: _guarded(bench, order),
+                measure=lambda order: told_of_clocks(self._campaign().suites[-1], _guarded(bench, order)),
                 save=save,
                 clock=time.monotonic,
                 budget_s=None if minutes is None else 60 * minutes,
             )
+            for order in _owed_to_outputs(done):
+                done = replace(done, launches=(*done.launches, _guarded(bench, order)))
+                save(done)
+            bench.say_what_is_left()
         save(done)
         self.verdicts |= {each.id: each for each in verdict.judge(done)}
+
+    def _rig_alone(self, rig: Rig) -> rig_lock.RigLock:
+        """The locks of all that this session measures; nobody is left of an earlier one."""
+        if found := leftovers.find():
+            raise CannotMeasureError(
+                "processes of an earlier run that was killed still live, and would be measured along: "
+                f"{'; '.join(map(str, found))}. End them: {leftovers.advice(found)}"
+            )
+        try:
+            return rig_lock.RigLock(rig_lock.needs(self.suites.values(), rig), "no campaign yet")
+        except rig_lock.RigTakenError as error:
+            raise CannotMeasureError(str(error)) from error
 
     def _record(
         self,
@@ -298,6 +333,10 @@ class Session:
             launches=(),
             stopped=None,
             problem=None,
+            same_outputs=tuple(
+                SameOutputRecord(same_output=same_output, selected=same_output.id in self.selected)
+                for same_output in chosen.same_outputs
+            ),
         )
 
     def _gate(self, chosen: Suite) -> Gate:
@@ -322,6 +361,14 @@ class Session:
 
 def _rig_id(chosen: Suite, rig: Rig) -> str:
     return EMULATED_RIG_ID if chosen.emulated else rig.id
+
+
+def _owed_to_outputs(suite: SuiteRecord) -> tuple[Order, ...]:
+    """Launches without a level: of variants whose output is to be compared, and which nothing else launched."""
+    launched = {launch.variant for launch in suite.launches if launch.arm == "candidate"}
+    wanted = [each.same_output.variants for each in suite.same_outputs if each.selected and suite.stopped is None]
+    owed = dict.fromkeys(name for variants in wanted for name in variants if name not in launched)
+    return tuple(Order(variant=name, arm="candidate", ordinal=1, block=1, levels=()) for name in owed)
 
 
 def _guarded(bench: Bench, order: Order) -> LaunchRecord:
@@ -358,6 +405,7 @@ def _guarded(bench: Bench, order: Order) -> LaunchRecord:
             build=None,
             notes=(),
             measurements=tuple(Measurement(level=level, rounds=(), reasons=(reason,)) for level in order.levels),
+            outputs=no_outputs(reason),
         )
 
 

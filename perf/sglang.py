@@ -8,11 +8,13 @@ import asyncio
 import json
 import math
 import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import httpx2
 from prometheus_client.parser import text_string_to_metric_families
 
+from perf.identity import Value
 from perf.trace import Counters
 
 #: A control call that takes longer, from connecting to the last byte, is not going to answer; between rounds it would
@@ -27,6 +29,13 @@ COUNTER_POLL_S = 0.1
 #: Bodies beyond this are no answer to a control call.
 MAX_BODY_BYTES = 32 * 1024 * 1024
 
+#: Arguments that are listened to, and the length of one as text: SGLang 0.5.23 tells 546.
+MAX_SAID = 2000
+MAX_SAID_LENGTH = 1000
+
+#: What a scheduler made of `max_running_requests` stands only in its own state.
+_EFFECTIVE = "effective_max_running_requests_per_dp"
+
 _METRICS = {
     "sglang:generation_tokens_total": "generated",
     "sglang:prompt_tokens_total": "prompt",
@@ -37,10 +46,11 @@ _METRICS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerInfo:
-    """What a server says of itself; None where it does not."""
+    """What a server says of itself; None where it does not. `said` are its arguments as it resolved them, by name."""
 
     version: str | None
     speculative_algorithm: str | None
+    said: Mapping[str, Value]
 
 
 class Control:
@@ -72,15 +82,22 @@ class Control:
         return self._text("POST", "/flush_cache") is not None
 
     def info(self) -> ServerInfo:
-        """Version and speculation, by the new endpoint name or the old one."""
+        """Version and arguments, by the new endpoint name or the old one."""
         for path in ("/server_info", "/get_server_info"):
             answer = self._get_json(path)
             if answer is not None:
                 return ServerInfo(
                     version=_text_of(answer.get("version")),
                     speculative_algorithm=_text_of(answer.get("speculative_algorithm")),
+                    said=dict(_scalars(answer)),
                 )
-        return ServerInfo(version=None, speculative_algorithm=None)
+        return ServerInfo(version=None, speculative_algorithm=None, said={})
+
+    def models(self) -> tuple[str, ...]:
+        """The models that it lists."""
+        listed = (self._get_json("/v1/models") or {}).get("data")
+        named = [each.get("id") for each in listed if isinstance(each, dict)] if isinstance(listed, list) else []
+        return tuple(name for name in named if isinstance(name, str))
 
     def counters(self) -> Counters | None:
         """The server's counters now; None where it has none. One that is no count (negative, NaN, endless) is None."""
@@ -137,6 +154,15 @@ class Control:
                 if len(body) > MAX_BODY_BYTES:
                     return None
         return bytes(body)
+
+
+def _scalars(answer: Mapping[str, object]) -> Iterator[tuple[str, Value]]:
+    states = answer.get("internal_states")
+    first = states[0] if isinstance(states, list) and states and isinstance(states[0], dict) else {}
+    effective = {_EFFECTIVE: first[_EFFECTIVE]} if _EFFECTIVE in first else {}
+    for name, value in [*effective.items(), *answer.items()][:MAX_SAID]:
+        if isinstance(value, str | int | float | None) and len(str(value)) <= MAX_SAID_LENGTH:
+            yield name, value
 
 
 def _text_of(value: object) -> str | None:

@@ -19,6 +19,7 @@ from perf.compact import (
     CompactJudgement,
     CompactReference,
     CompactRelation,
+    CompactSameOutput,
     CompactSuite,
     CompactVariant,
 )
@@ -29,7 +30,7 @@ from perf.text import duration, launches, milliseconds, percent, printable, shar
 from perf.verdict import INTERVALS, against
 
 Record = Compact | Figures
-_Judged = CompactCase | CompactRelation | CompactCrossover
+_Judged = CompactCase | CompactRelation | CompactCrossover | CompactSameOutput
 
 NOT_STATED = "not stated"
 
@@ -289,7 +290,7 @@ def verdict_table(record: Compact) -> str:
     headers = ("case", "tok/s", "baseline", "change", "interval", "TTFT ms", "TPOT ms", "accept", "launches", "verdict")
     parts: list[str] = []
     for suite in record.suites:
-        judged: tuple[_Judged, ...] = (*suite.cases, *suite.relations, *suite.crossovers)
+        judged: tuple[_Judged, ...] = (*suite.cases, *suite.relations, *suite.crossovers, *suite.same_outputs)
         parts += [
             _suite_line(record, suite),
             table(headers, [_verdict_row(each, suite.margin) for each in judged], numbers=range(1, 9)),
@@ -297,6 +298,11 @@ def verdict_table(record: Compact) -> str:
         reasons = [(_short(each), reason) for each in judged for reason in each.reasons]
         below = list(_against(suite))
         below += [f"{_short(each)}: {cell(each.told)}" for each in suite.crossovers if each.told]
+        below += [
+            f"{_short(each)}: {cell(of.variant)} is like {cell(each.variants[0])} in {of.alike} of {of.of} prompts"
+            for each in suite.same_outputs
+            for of in each.agreements
+        ]
         below += [f"INVALID: {name}: {cell(why.name)}: {cell(why.seen, 300)}" for name, why in reasons]
         if below:
             parts.append("\n".join(f"- {text}" for text in below))
@@ -317,7 +323,7 @@ def _against(suite: CompactSuite) -> Iterator[str]:
 
 
 def _verdict_row(judged: _Judged, margin: float) -> tuple[str, ...]:
-    found = None if isinstance(judged, CompactCrossover) else judged.judgement
+    found = judged.judgement if isinstance(judged, CompactCase | CompactRelation) else None
     word = "ADVISORY" if not judged.gated and judged.verdict != Word.INVALID.value else judged.verdict
     name = _short(judged)
     before, after, moved, interval = "-", "-", "-", "-"

@@ -146,6 +146,19 @@ class Crossover:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SameOutput:
+    """What `variants` say alone at temperature 0 agrees with what the first of them says. One pytest item.
+
+    `at_least` is the share of prompts whose outputs agree to the end.
+    """
+
+    id: str
+    suite: str
+    variants: tuple[str, ...]
+    at_least: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Suite:
     """One suite file, resolved."""
 
@@ -161,6 +174,7 @@ class Suite:
     reference: Reference | None
     expectations: tuple[Expectation, ...]
     crossovers: tuple[Crossover, ...]
+    same_outputs: tuple[SameOutput, ...]
 
     @property
     def cases(self) -> tuple[Case, ...]:
@@ -184,7 +198,7 @@ class Suite:
 
     @property
     def family(self) -> int:
-        """How many verdicts share the suite's alpha, whatever part of it is selected."""
+        """How many verdicts share the suite's alpha, whatever part of it is selected; outputs agree without any."""
         return len(self.cases) + len(self.relations) + len(self.crossovers)
 
     @property
@@ -350,12 +364,32 @@ class _CrossoverTable(_Table):
     )
 
 
+class _SameOutputTable(_Table):
+    same_output: list[str] = Field(
+        min_length=2,
+        description="two or more variants of this file, none twice, the first the yardstick; only at_least beside it",
+    )
+    at_least: Annotated[float, Field(gt=0, le=1)] = Field(
+        default=1.0, description="beside same_output: a share of its prompts, more than 0 and at most 1"
+    )
+
+
+#: Which table an expectation is read as, by the key that no other one has.
+_EXPECT_TABLES: dict[str, type[_Table]] = {
+    "crossover": _CrossoverTable,
+    "same_output": _SameOutputTable,
+    "relation": _ExpectTable,
+}
+
+
 def _kind_of_expectation(table: object) -> str:
-    return "crossover" if isinstance(table, dict) and "crossover" in table else "relation"
+    return next((key for key in _EXPECT_TABLES if isinstance(table, dict) and key in table), "relation")
 
 
 _Expect = Annotated[
-    Annotated[_ExpectTable, Tag("relation")] | Annotated[_CrossoverTable, Tag("crossover")],
+    Annotated[_ExpectTable, Tag("relation")]
+    | Annotated[_CrossoverTable, Tag("crossover")]
+    | Annotated[_SameOutputTable, Tag("same_output")],
     Discriminator(_kind_of_expectation),
 ]
 
@@ -444,8 +478,8 @@ def _locate(loc: tuple[int | str, ...]) -> tuple[str, type[_Table], str | None]:
         "expect": _ExpectTable,
     }
     head = str(loc[0]) if loc else ""
-    if head == "expect" and len(loc) > 2:  # behind the place stands as which of the two tables it was read
-        tables["expect"] = _CrossoverTable if loc[2] == "crossover" else _ExpectTable
+    if head == "expect" and len(loc) > 2:  # behind the place stands as which of the tables it was read
+        tables["expect"] = _EXPECT_TABLES[str(loc[2])]
         loc = (*loc[:2], *loc[3:])
     nested = head in ("variants", "expect")
     depth = 2 if nested else 1
@@ -527,6 +561,11 @@ class _Resolver:
             for place, each in enumerate(self.file.expect)
             if isinstance(each, _CrossoverTable)
         )
+        same_outputs = tuple(
+            self.same_output(place, each, names)
+            for place, each in enumerate(self.file.expect)
+            if isinstance(each, _SameOutputTable)
+        )
         gate = self.file.gate
         variants = tuple(self.variant(name) for name in names)
         suite = Suite(
@@ -548,8 +587,10 @@ class _Resolver:
             reference=self.reference(variants),
             expectations=expectations,
             crossovers=crossovers,
+            same_outputs=same_outputs,
         )
         ids = [*(each.id for each in suite.relations), *(each.id for each in suite.crossovers)]
+        ids += [each.id for each in suite.same_outputs]
         for expectation in ids:
             if ids.count(expectation) > 1:
                 raise self.error("expect", f"{expectation} twice", "every expectation once")
@@ -741,6 +782,18 @@ class _Resolver:
             id=f"{suite}/expect/crossover-of-{first}-and-{second}", suite=suite, first=first, second=second
         )
 
+    def same_output(self, place: int, table: _SameOutputTable, names: tuple[str, ...]) -> SameOutput:
+        chosen, suite = tuple(table.same_output), self.file.suite.name
+        if not set(chosen) <= set(names) or len(set(chosen)) != len(chosen):
+            allowed = f"variants of this file, none twice: {_list(names)}"
+            raise self.error(f"expect[{place}].same_output", _toml(table.same_output), allowed)
+        return SameOutput(
+            id=f"{suite}/expect/same-output-of-{'-and-'.join(chosen)}",
+            suite=suite,
+            variants=chosen,
+            at_least=table.at_least,
+        )
+
     def error(self, key: str, seen: str, allowed: str) -> SuiteError:
         return SuiteError(f"{self.source}: {key}: seen {seen}; allowed: {allowed}")
 
@@ -771,6 +824,7 @@ def reference() -> tuple[tuple[str, str, str], ...]:
         ("reference", _ReferenceTable),
         ("expect[]", _ExpectTable),
         ("expect[]", _CrossoverTable),
+        ("expect[]", _SameOutputTable),
     ):
         for name, key in table.model_fields.items():
             default = "" if key.default in (None, [], {}) else _toml(key.default)

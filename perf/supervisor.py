@@ -11,7 +11,7 @@ SIGTERM, SIGHUP.
 
 On Linux orphaned descendants are handed to the supervisor by the kernel, so it knows for sure when nobody is
 left. Elsewhere a descendant that was orphaned before it was ever seen is missed, and nothing ends the server
-when the supervisor itself is killed.
+when the supervisor itself is killed. Who outlives a supervisor that was killed is found by the `Note` it left.
 """
 
 import ctypes
@@ -23,8 +23,11 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
 from types import FrameType
+from typing import Self
 
 import psutil
 
@@ -52,8 +55,13 @@ _LINUX = sys.platform == "linux"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """What to start. `grace_s`: seconds between SIGTERM and SIGKILL. `log_path` is the file that stderr is."""
+    """What to start. `grace_s`: seconds between SIGTERM and SIGKILL. `log_path` is the file that stderr is.
 
+    `name` is the launch's; its `Note` is kept at `note_path` until nobody is left.
+    """
+
+    name: str
+    note_path: str
     command: tuple[str, ...] = field(repr=False)
     env: dict[str, str] = field(repr=False)  # all of it
     cwd: str
@@ -75,6 +83,58 @@ class Order:
         return cls(**values | {name: tuple(values[name]) for name in ("command", "secrets")})
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Birth:
+    """A process, told from any other that has or had its number on this machine since it started."""
+
+    pid: int
+    began: str
+
+    @classmethod
+    def of(cls, pid: int) -> Self | None:
+        """None when there is none. What is dead and not yet collected still has its number."""
+        try:
+            if _LINUX:  # in ticks since the machine started: psutil's time moves when the clock is set
+                stat = Path(f"/proc/{pid}/stat").read_bytes()
+                return cls(pid=pid, began=stat.rpartition(b")")[2].split()[19].decode())
+            return cls(pid=pid, began=repr(psutil.Process(pid).create_time()))
+        except (OSError, psutil.Error):
+            return None
+
+    def lives(self) -> bool:
+        """Is it still there, and not dead?"""
+        try:
+            return Birth.of(self.pid) == self and psutil.Process(self.pid).status() != psutil.STATUS_ZOMBIE
+        except psutil.Error:
+            return False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Note:
+    """How the processes of a launch began, in a file as long as any may live: `perf.leftovers` reads it.
+
+    `command` is without secrets, `machine` as `machine()` says it, `runner` whoever asked for the launch.
+    """
+
+    launch: str
+    log: str
+    command: tuple[str, ...]
+    began_at: str
+    machine: str
+    runner: Birth | None
+    supervisor: Birth | None
+    server: Birth | None
+
+
+def machine() -> str:
+    """What process numbers hold for: this start of this machine, and in a container its own numbers."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:  # no Linux
+        return str(round(psutil.boot_time(), -2))
+
+
 def main() -> None:
     """Supervise one server to its end."""
     # Unbuffered, so that nothing after the first line is swallowed.
@@ -93,6 +153,16 @@ class Supervisor:
         self._redactor = Redactor(self._secrets)
         self._log = Log(order.log_path, order.log_head_bytes, order.log_tail_bytes)
         self._log_works = True
+        self._note = Note(
+            launch=order.name,
+            log=order.log_path,
+            command=self._secrets.redact_argv(order.command),
+            began_at=datetime.now(UTC).isoformat(timespec="seconds"),
+            machine=machine(),
+            runner=Birth.of(order.parent),
+            supervisor=Birth.of(os.getpid()),
+            server=None,
+        )
         self._server = 0
         self._output = -1
         self._known: set[psutil.Process] = set()  # equal by pid and creation time: safe against reused pids
@@ -108,14 +178,31 @@ class Supervisor:
             self._watch_parent()
         os.set_blocking(0, False)
         self._selector.register(0, selectors.EVENT_READ)
+        self._keep_note()
         if not self._start():
+            self._forget_note()
             return
         while not self._stop_asked:
             self._turn(timeout_s=None)
         left = self._stop()
         self._drain()
         self._write(self._redactor.finish())
+        if not left:
+            self._forget_note()
         _report("stopped", left=left)
+
+    def _keep_note(self) -> None:
+        path = self._order.note_path
+        try:
+            with open(f"{path}.part", "w", encoding="utf-8") as part:
+                part.write(json.dumps(asdict(self._note)))
+            os.replace(f"{path}.part", path)
+        except OSError as error:
+            _report("not_noted", reason=str(error))
+
+    def _forget_note(self) -> None:
+        with suppress(OSError):  # gone, or it could not be written: then whoever reads it sees that nobody lives
+            os.unlink(self._order.note_path)
 
     # -- what wakes it
 
@@ -187,7 +274,10 @@ class Supervisor:
             self._server = process.pid
             process.returncode = 0  # all children are reaped here; keep Popen from waiting too
             self._selector.register(self._output, selectors.EVENT_READ)
-            _report("started", pid=self._server)
+            server = Birth.of(self._server)  # as a zombie at the latest: it is collected only later
+            self._note = replace(self._note, server=server)
+            self._keep_note()
+            _report("started", pid=self._server, began=server.began if server else "")
             return True
         finally:
             os.close(writer)

@@ -198,9 +198,10 @@ class Connection:
         if told and len(told[0][2]) == _TIMESPEC.size:
             seconds, nanoseconds = _TIMESPEC.unpack(told[0][2])
             lag_s = max(0.0, (time.time_ns() - seconds * 1_000_000_000 - nanoseconds) * 1e-9)
-            self._lags.append(lag_s)
             # A wall clock that was set between the two makes nonsense of the difference; times never run backwards.
-            arrived_s = max(arrived_s - lag_s, self._arrived_s)
+            lag_s = min(lag_s, arrived_s - self._arrived_s)
+            self._lags.append(lag_s)
+            arrived_s -= lag_s
         self._arrived_s = arrived_s
         if not piece:
             self._closed_by_server()

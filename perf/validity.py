@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 
-from perf.rig import GpuState
+from perf.rig import POWER_CAP, GpuState, GpuTelemetry
 from perf.text import printable, share
 from perf.trace import ClientHealth, Counters, Round
 
@@ -48,6 +48,12 @@ MIN_WARMUP_CHUNKS = 16
 #: An idle GPU's own: context of the display, of a monitoring agent.
 MAX_IDLE_GPU_BYTES = 512 * 1024**2
 
+#: The share of samples in which heat or the hardware held a card's clocks down: one look may meet a moment's brake.
+MAX_SLOWED_SHARE = 0.05
+
+#: A card that works for less of the time lets its PCIe link run slower.
+LOADED_SHARE = 0.5
+
 #: A shared chat template is at most so many tokens of a prompt, and never more than half of it.
 TEMPLATE_TOKENS = 64
 
@@ -63,7 +69,10 @@ class Reason:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """What is known of one round beside its requests: the server's counters before and after it, and its death."""
+    """What is known of one round beside its requests: the server's counters before and after it, and its death.
+
+    `last` are the counters as they were after the round before, None in the first of a launch.
+    """
 
     round: Round
     before: Counters | None
@@ -71,6 +80,7 @@ class Observation:
     speculative: bool
     level_must_be_reached: bool
     death: str | None
+    last: Counters | None = None
 
     @property
     def counted(self) -> Counters | None:
@@ -113,6 +123,68 @@ def check_gpus(before: Sequence[GpuState]) -> tuple[Reason, ...]:
         return ()
     advice = "end what runs there, or what an earlier server left: nvidia-smi, and python -m perf doctor"
     return (Reason(name="GPU not ours", seen=printable(seen, 400), advice=advice),)
+
+
+def check_telemetry(gpus: Sequence[GpuTelemetry]) -> tuple[Reason, ...]:
+    """Did the GPUs run as they should while a round was measured? The power cap is no reason: see `gpu_remarks`."""
+
+    def told(name: str, seen: Iterator[str], advice: str) -> Iterator[Reason]:
+        if text := "; ".join(seen):
+            yield Reason(name=name, seen=printable(text, 400), advice=advice)
+
+    slowed = (
+        f"{_gpu(gpu)} was held down by {why} in {share(round(part, 3))} of {gpu.samples} samples{_heat(gpu)}"
+        for gpu in gpus
+        for why, part in gpu.slowed_by or ()
+        if why != POWER_CAP and part > MAX_SLOWED_SHARE
+    )
+    errors = (f"{_gpu(gpu)}: {', '.join(found)}" for gpu in gpus if (found := list(_gpu_errors(gpu))))
+    foreign = (
+        f"{_gpu(gpu)}: " + ", ".join(f"{each.name} (pid {each.pid})" for each in gpu.foreign)
+        for gpu in gpus
+        if gpu.foreign
+    )
+    return (
+        *told("GPU throttled", slowed, "cool it, or look at its power supply: nvidia-smi -q -d PERFORMANCE"),
+        *told("GPU error", errors, "dmesg and nvidia-smi -q -d ECC say more; a reset or another card may be due"),
+        *told("GPU not ours", foreign, "others ran on it during the round: keep them off, and measure again"),
+    )
+
+
+def gpu_remarks(gpus: Sequence[GpuTelemetry]) -> tuple[str, ...]:
+    """What is said of the GPUs of a round that is believed all the same."""
+    said: list[str] = []
+    capped = [part for gpu in gpus for why, part in gpu.slowed_by or () if why == POWER_CAP]
+    if capped:
+        said.append(
+            f"{len(capped)} of {len(gpus)} GPUs at their power cap, in up to {share(round(max(capped), 3))} of "
+            "samples: their clocks are what it allows"
+        )
+    corrected = {_gpu(gpu): gpu.ecc_corrected for gpu in gpus if gpu.ecc_corrected}
+    said += [f"{name}: {count:,} memory errors, all corrected" for name, count in corrected.items()]
+    said += [
+        f"{_gpu(gpu)} runs its link at {gpu.pcie} under load, of {gpu.pcie_most}"
+        for gpu in gpus
+        if None not in (gpu.pcie, gpu.pcie_most)
+        and gpu.pcie != gpu.pcie_most
+        and (gpu.utilisation_mean or 0.0) >= LOADED_SHARE
+    ]
+    return tuple(printable(each) for each in said)
+
+
+def _gpu(gpu: GpuTelemetry) -> str:
+    return f"GPU {gpu.uuid if gpu.index is None else gpu.index}"
+
+
+def _heat(gpu: GpuTelemetry) -> str:
+    return "" if gpu.temperature_max_celsius is None else f", at up to {gpu.temperature_max_celsius} degrees Celsius"
+
+
+def _gpu_errors(gpu: GpuTelemetry) -> Iterator[str]:
+    if gpu.xids:
+        yield "Xid " + ", ".join(map(str, dict.fromkeys(gpu.xids)))
+    if gpu.ecc_uncorrected:
+        yield f"{gpu.ecc_uncorrected:,} memory errors that were not corrected"
 
 
 def check_capacity(chunks_s: float, level: int, carried: float, room: float, why_not: str) -> tuple[Reason, ...]:
@@ -251,12 +323,16 @@ def _lost(seen: Observation) -> Iterator[Reason]:
     """A counter that was there and is gone, fell, or is no number any more: what it was to show is not known."""
     if seen.before is None or seen.death is not None:
         return
-    after, counted = seen.after or Counters(), seen.counted or Counters()
     lost: list[str] = []
-    for counter in fields(Counters):
-        was, now, count = (getattr(each, counter.name) for each in (seen.before, after, counted))
-        if was is not None and count is None:
-            lost.append(f"{counter.name} {was:,} before the round, {'none' if now is None else f'{now:,}'} after it")
+    for was, first, now, second in (
+        (seen.last, "after the round before", seen.before, "before this one"),
+        (seen.before, "before the round", seen.after or Counters(), "after it"),
+    ):
+        counted = Counters() if was is None else now.since(was)
+        for name in (each.name for each in fields(Counters)):
+            before, after = getattr(was, name, None), getattr(now, name)
+            if before is not None and getattr(counted, name) is None:
+                lost.append(f"{name} {before:,} {first}, {'none' if after is None else f'{after:,}'} {second}")
     if lost:
         yield Reason(
             name="server counters unusable",

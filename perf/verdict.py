@@ -13,10 +13,38 @@ from perf import crossover, relations
 from perf.crossover import Contrast, Crossing, JudgedLevel, StoredCrossover
 from perf.gate import LAUNCHES_OF_FEW, Word
 from perf.interval import Bound, Judgement, Spread, looks, tail
-from perf.measured import SIMULATED_ACCEPTANCE, Taken, build_text, faults, measurements, not_comparable, reasons, sample
+from perf.measured import (
+    SIMULATED_ACCEPTANCE,
+    Taken,
+    build_text,
+    clocks_beside_store,
+    faults,
+    measurements,
+    not_comparable,
+    reasons,
+    sample,
+)
 from perf.moved import Explanation, explain
-from perf.record import Arm, CaseRecord, CrossoverRecord, LaunchRecord, RelationRecord, SuiteRecord
-from perf.sample import Build, LaunchSample, StoredCase, differences, geometric_mean, relative, throughputs
+from perf.record import (
+    Arm,
+    CaseRecord,
+    CrossoverRecord,
+    LaunchRecord,
+    Outputs,
+    RelationRecord,
+    SameOutputRecord,
+    SuiteRecord,
+)
+from perf.sample import (
+    Build,
+    LaunchSample,
+    StoredCase,
+    differences,
+    geometric_mean,
+    relative,
+    resolved_otherwise,
+    throughputs,
+)
 from perf.text import launches as launches_text
 from perf.text import percent, printable, share
 from perf.trial import Trial, Trials, stored_noise
@@ -40,6 +68,12 @@ INTERVALS = "intervals hold the true change in at least 95 % of campaigns, howev
 
 #: A loss of all of more levels than this is told of as the night's.
 LEAST_ALIKE = 2
+
+#: Characters of two outputs that are shown where they part: a few words from a little before that place.
+SHOWN_BEFORE, SHOWN_BEHIND = 16, 24
+
+#: Of a yardstick's outputs, the share that must be the same twice; what says less of itself says nothing of others.
+LEAST_REPEATED = 0.5
 
 #: Which rule ended the launches of what is INCONCLUSIVE.
 End = Literal["budget", "cap", "exhausted", "set aside"]
@@ -157,7 +191,47 @@ class CrossoverVerdict:
     stopped: str | None
 
 
-Verdict = CaseVerdict | RelationVerdict | CrossoverVerdict
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """Where two outputs to a prompt part: at which character, and a few of both around it, as they were said."""
+
+    prompt: str
+    at: int
+    yardstick: str
+    other: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agreement:
+    """In how many `of` so many prompts a variant says what the yardstick says; `first` is where it first does not."""
+
+    variant: str
+    alike: int
+    of: int
+    first: Difference | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SameOutputVerdict:
+    """The verdict of one expectation of the same output: no interval, and nothing stored.
+
+    `agreements` are those of the variants behind the first, as far as they said anything; each is of the prompts that
+    the first, the yardstick, answered alike twice, of `asked` with `tokens` each.
+    """
+
+    id: str
+    variants: tuple[str, ...]
+    at_least: float
+    word: Word
+    advisory: str | None
+    asked: int
+    tokens: int
+    agreements: tuple[Agreement, ...]
+    reasons: tuple[Reason, ...]
+    logs: tuple[str, ...]
+
+
+Verdict = CaseVerdict | RelationVerdict | CrossoverVerdict | SameOutputVerdict
 
 _ARMS: tuple[Arm, Arm] = ("candidate", "reference")
 
@@ -201,11 +275,12 @@ def against(route: Route, launches: int, nights: int) -> str:
 
 
 def judge(suite: SuiteRecord) -> tuple[Verdict, ...]:
-    """The verdict of every selected case, relation and crossover, in the order of the suite."""
+    """The verdict of every selected case and expectation, in the order of the suite."""
     trials = {variant: _trials(suite, variant) for variant in dict.fromkeys(each.variant for each in suite.cases)}
     cases = tuple(judge_case(suite, case, trials[case.variant]) for case in suite.cases if case.selected)
     between = (judge_relation(suite, each) for each in suite.relations if each.selected)
-    return (*cases, *between, *(judge_crossover(suite, each) for each in suite.crossovers if each.selected))
+    crossings = (judge_crossover(suite, each) for each in suite.crossovers if each.selected)
+    return (*cases, *between, *crossings, *(judge_output(suite, each) for each in suite.same_outputs if each.selected))
 
 
 def _trials(suite: SuiteRecord, variant: str) -> tuple[Trial, ...]:
@@ -237,11 +312,14 @@ def judge_case(suite: SuiteRecord, case: CaseRecord, trials: tuple[Trial, ...] |
         fresh = trial.gate.change(trial.levels.index(case.level)).fresh
         before = _samples(taken_of_reference) if fresh else case.stored.launches
         route = "reference" if fresh else "store" if suite.reference else "store alone"
-        judgement = _judgement(trial, case, before, samples)
-        word = judgement.word
-        if word is Word.INCONCLUSIVE:
-            why = _why_open(trial, case.level, judgement)
-            ended = _ended(suite, case.variant, trial)
+        if fresh and (strange := _another_reference(suite, case.stored, launches[-1], others[-1], before)):
+            found, word = (strange,), Word.INVALID
+        else:
+            judgement = _judgement(trial, case, before, samples)
+            word = judgement.word
+            if word is Word.INCONCLUSIVE:
+                why = _why_open(trial, case.level, judgement)
+                ended = _ended(suite, case.variant, trial)
     times_s = [launch.duration_s for launch in launches], [launch.duration_s for launch in others]
     launch_s, reference_s = map(_mean, times_s)
     return CaseVerdict(
@@ -264,7 +342,7 @@ def judge_case(suite: SuiteRecord, case: CaseRecord, trials: tuple[Trial, ...] |
         reasons=found,
         why=why,
         ended=ended,
-        notes=() if judgement is None or case.stored is None else tuple(_notes(suite, case.stored, launches)),
+        notes=() if judgement is None or case.stored is None else tuple(_notes(suite, case, case.stored, launches)),
         builds=_builds(launches, others),
         stored=case.stored,
         launches=len(launches),
@@ -272,6 +350,41 @@ def judge_case(suite: SuiteRecord, case: CaseRecord, trials: tuple[Trial, ...] |
         logs=_last_log(launches),
         launch_s=None if launch_s is None else launch_s + (reference_s or 0.0) * (route == "reference"),
         stopped=suite.stopped,
+    )
+
+
+def _another_reference(
+    suite: SuiteRecord,
+    stored: StoredCase,
+    candidate: LaunchRecord,
+    reference: LaunchRecord,
+    before: tuple[LaunchSample, ...],
+) -> Reason | None:
+    """Is the reference as far from the store as the verdict would call a change, for a reason of the suite's own?
+
+    What both arms run differs from what is stored then: that they are alike says nothing of it.
+    """
+    now, was = geometric_mean(throughputs(before)), stored.promotion.throughput
+    if abs(now / was - 1) <= suite.margin:
+        return None
+    both = dict(set(candidate.variant_env) & set(reference.variant_env))
+    told = dict(stored.env)
+    either = {name for name, _ in (*candidate.variant_env, *reference.variant_env)}
+    changed = sorted({n for n, value in both.items() if told.get(n) != value} | (told.keys() - either))
+    differs = [
+        *([_command_differs(reference, stored)] if reference.command != stored.command else []),
+        *([f"environment: {printable(', '.join(changed), 200)}"] if changed else []),
+        *([f"model {printable(reference.model or '-', 80)}"] if reference.model != stored.model else []),
+        *([f"build {build_text(reference.build)}"] if _is_another(reference.build, stored.build) else []),
+    ]
+    if not differs:
+        return None
+    return Reason(
+        name="reference is not what is stored",
+        seen=f"the reference build made {now:,.1f} tok/s where {was:,.1f} are stored ({percent(now / was - 1)}), and "
+        f"it is not as it was stored: {'; '.join(differs)}",
+        advice="what both builds run with cannot be judged between them: measure it without [reference], or record it "
+        "anew; a reference build that was replaced is recorded with promote --reference",
     )
 
 
@@ -507,6 +620,85 @@ def _crossover(suite: SuiteRecord, record: CrossoverRecord, *, every: bool) -> C
     )
 
 
+def judge_output(suite: SuiteRecord, record: SameOutputRecord) -> SameOutputVerdict:
+    """The verdict on what variants say, from the first launch of each.
+
+    A prompt that the yardstick itself answers in two ways tells nothing of the others and is left out: which prompts
+    count is up to the yardstick alone, so no draft gains by it. Where fewer than half are left, it is no yardstick.
+    A variant that says something else is VIOLATED, whatever is wrong with a third one.
+    """
+    expected = record.same_output
+    launches = {name: _first_launch(suite, name) for name in expected.variants}
+    faults = {name: found for name, launch in launches.items() if (found := _unsaid(suite, name, launch)) is not None}
+    said = {name: each.outputs for name, each in launches.items() if each and each.outputs and name not in faults}
+    yardstick, *others = expected.variants
+    agreements: list[Agreement] = []
+    measure = said.get(yardstick)
+    if measure is not None:
+        pairs = zip(measure.texts, measure.again, strict=False)  # of one that was not asked again nothing counts
+        steady = [place for place, (text, again) in enumerate(pairs) if text and text == again]
+        if len(steady) < LEAST_REPEATED * len(measure.prompts):
+            faults[yardstick] = Reason(
+                name="output not repeatable",
+                seen=f"asked twice, alone and at temperature 0, {yardstick} said the same, and anything at all, to "
+                f"{len(steady)} of {len(measure.prompts)} prompts",
+                advice="find out what is not deterministic in it, or name another variant as the yardstick",
+            )
+        else:
+            agreements = [_agreement(name, measure, said[name], steady) for name in others if name in said]
+    violated = [each.variant for each in agreements if each.alike < expected.at_least * each.of]
+    concerned = [yardstick, *violated] if violated else list(faults)
+    return SameOutputVerdict(
+        id=expected.id,
+        variants=expected.variants,
+        at_least=expected.at_least,
+        word=Word.VIOLATED if violated else Word.INVALID if faults else Word.PASS,
+        advisory=suite.advisory,
+        asked=0 if measure is None else len(measure.prompts),
+        tokens=0 if measure is None else measure.tokens,
+        agreements=tuple(agreements),
+        reasons=tuple(faults.values()),
+        logs=tuple(name for each in concerned if (launch := launches[each]) for name in _last_log([launch])),
+    )
+
+
+def _first_launch(suite: SuiteRecord, variant: str) -> LaunchRecord | None:
+    ours = (each for each in suite.launches if each.variant == variant and each.arm == "candidate")
+    return next(ours, None)
+
+
+def _unsaid(suite: SuiteRecord, variant: str, launch: LaunchRecord | None) -> Reason | None:
+    """Why nothing that a variant said may be compared."""
+    if suite.problem is not None:
+        return Reason(name="not measured", seen=suite.problem, advice="put that right, and measure again")
+    if launch is None or launch.outputs is None:
+        return Reason(
+            name="not measured",
+            seen=suite.stopped or f"{variant} was not asked for its output",
+            advice="give the campaign more minutes with --perf-budget-minutes, or measure again",
+        )
+    if (reason := launch.outputs.reason) is not None:
+        return replace(reason, seen=f"{variant}: {reason.seen}")
+    if (value := dict(launch.variant_env).get(SIMULATED_ACCEPTANCE)) is not None:
+        return Reason(
+            name="acceptance is simulated",
+            seen=f"{SIMULATED_ACCEPTANCE} is {printable(value, 32)} in {variant}: what it says is not its model's",
+            advice="expect the same output of variants without it",
+        )
+    return None
+
+
+def _agreement(variant: str, yardstick: Outputs, other: Outputs, steady: Sequence[int]) -> Agreement:
+    apart = [place for place in steady if yardstick.texts[place] != other.texts[place]]
+    first = None
+    if apart:
+        texts = yardstick.texts[apart[0]], other.texts[apart[0]]
+        at = next((at for at, (one, two) in enumerate(zip(*texts, strict=False)) if one != two), min(map(len, texts)))
+        shown = slice(max(0, at - SHOWN_BEFORE), at + SHOWN_BEHIND)
+        first = Difference(prompt=yardstick.prompts[apart[0]], at=at, yardstick=texts[0][shown], other=texts[1][shown])
+    return Agreement(variant=variant, alike=len(steady) - len(apart), of=len(steady), first=first)
+
+
 def _more_under_load(suite: SuiteRecord, pair: tuple[str, str], contrasts: Sequence[Contrast]) -> Iterator[str]:
     """A note where a speculative variant's lead grows with the level: its steps should have less and less to spare.
 
@@ -599,7 +791,7 @@ def _measured(samples: tuple[LaunchSample, ...]) -> Measured:
     )
 
 
-def _notes(suite: SuiteRecord, stored: StoredCase, launches: list[LaunchRecord]) -> Iterator[str]:
+def _notes(suite: SuiteRecord, case: CaseRecord, stored: StoredCase, launches: list[LaunchRecord]) -> Iterator[str]:
     """Soft differences: shown beside the verdict, since they are what is being tested."""
     latest = launches[-1]
     for name, now, was in (
@@ -608,16 +800,28 @@ def _notes(suite: SuiteRecord, stored: StoredCase, launches: list[LaunchRecord])
     ):
         if now != was:
             yield f"{name} {printable(now or '-', 80)}, was {printable(was or '-', 80)}"
-    if latest.build is not None and stored.build is not None and latest.build != stored.build:
+    if _is_another(latest.build, stored.build):
         yield f"build {build_text(latest.build)}, was {build_text(stored.build)}"
     yield from differences(stored, suite.fingerprint, latest.build)
+    if clocks := clocks_beside_store(suite, case):
+        yield clocks
+    if otherwise := resolved_otherwise(stored, latest.server_arguments, latest.server_version):
+        yield otherwise
     if latest.command != stored.command:
-        new = [part for part in latest.command if part not in stored.command]
-        old = [part for part in stored.command if part not in latest.command]
-        yield f"command: now with {_words(new)}, was with {_words(old)}"
+        yield _command_differs(latest, stored)
     changed = sorted({name for name, _ in set(latest.variant_env) ^ set(stored.env)})
     if changed:
         yield f"environment differs in {printable(', '.join(changed), 200)}"
+
+
+def _is_another(now: Build | None, was: Build | None) -> bool:
+    return now is not None and was is not None and now != was
+
+
+def _command_differs(launch: LaunchRecord, stored: StoredCase) -> str:
+    new = [part for part in launch.command if part not in stored.command]
+    old = [part for part in stored.command if part not in launch.command]
+    return f"command: now with {_words(new)}, was with {_words(old)}"
 
 
 def _words(parts: list[str]) -> str:
@@ -625,7 +829,7 @@ def _words(parts: list[str]) -> str:
 
 
 def _builds(launches: list[LaunchRecord], references: list[LaunchRecord]) -> tuple[Build | None, Build | None] | None:
-    if not launches or not references or launches[-1].build is references[-1].build is None:
+    if not launches or not references:
         return None
     return launches[-1].build, references[-1].build
 

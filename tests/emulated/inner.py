@@ -41,6 +41,9 @@ import http.server, json, os, sys, time
 
 MODEL, ERROR, STEP_S = "stranger", None, 0.02
 
+def said(tokens):
+    return "word " * tokens
+
 class Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
@@ -54,6 +57,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.answer(404, {"detail": "Not Found"})
         elif ERROR is not None:
             self.answer(500, {"error": {"message": ERROR, "type": "server_error"}})
+        elif not body["stream"]:
+            message = {"role": "assistant", "content": said(body["max_tokens"])}
+            self.answer(200, {"choices": [{"index": 0, "message": message, "finish_reason": "length"}]})
         else:
             self.stream(body["max_tokens"], sum(len(each["content"]) // 4 for each in body["messages"]))
 

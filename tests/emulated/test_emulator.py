@@ -630,6 +630,66 @@ def test_fault_die_mid_round_kills_the_server_in_the_middle_of_a_stream(tmp_path
         assert [line["tokens"] for line in server.requests()] == [24, 24, 8]
 
 
+@pytest.mark.parametrize(
+    ("kind", "number", "said"),
+    [
+        ("cuda-traceback", signal.SIGKILL, "The size of tensor a (8) must match the size of tensor b (10)"),
+        ("segfault", signal.SIGSEGV, "Fatal Python error: Segmentation fault"),
+    ],
+)
+def test_faults_that_crash_leave_their_last_words_and_end_by_the_signal(
+    tmp_path: Path, kind: str, number: int, said: str
+) -> None:
+    with emulator(tmp_path, *FAST, "--fault", kind, "--fault-after", "1") as server:
+        assert [answer(server.url, STREAM).clean_end for _ in range(2)] == [True, False]
+        assert server.process.wait(END_S) == -number
+        assert said in server.log.read_text()
+
+
+def test_fault_hang_lives_and_accepts_and_answers_nothing(tmp_path: Path) -> None:
+    with emulator(tmp_path, *FAST, "--fault", "hang", "--fault-after", "1") as server:
+        assert answer(server.url, STREAM).finishes() == ["length"]
+        with pytest.raises(TimeoutError):
+            answers(server.url, STREAM, limit_s=1)
+        with socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])), END_S):
+            assert server.process.poll() is None
+        server.process.kill()
+
+
+def test_fault_slow_drip_sends_bytes_and_no_event_more(tmp_path: Path) -> None:
+    with emulator(tmp_path, *FAST, "--fault", "slow-drip") as server:
+
+        async def read(received: list[bytes]) -> None:
+            async with (
+                aiohttp.ClientSession() as session,
+                session.post(server.url + "/v1/chat/completions", json=STREAM) as response,
+            ):
+                while not (received and received[-5:] == [b":"] * 5):
+                    received.append(await asyncio.wait_for(response.content.readany(), END_S))
+
+        received: list[bytes] = []
+        asyncio.run(read(received))
+        wait_until(lambda: bool(server.requests()), END_S)
+    assert b"".join(received).count(b'"content":" ') == 8
+
+
+def test_fault_restart_answers_and_begins_anew_as_the_same_process(tmp_path: Path) -> None:
+    with emulator(tmp_path, *FAST, "--fault", "restart", "--fault-after", "2") as server:
+        assert [answer(server.url, STREAM).finishes() for _ in range(3)] == [["length"]] * 3
+        wait_until(lambda: len(server.truth("start")) == 2, END_S)
+        assert counter(server.url, "generation_tokens_total") == 0
+        first, second = server.truth("start")
+        assert first["pid"] == second["pid"]
+
+
+def test_fault_wrong_model_names_another(tmp_path: Path) -> None:
+    with emulator(tmp_path, *FAST, "--fault", "wrong-model", "--model-path", "asked/model") as server:
+        for path in ("/v1/models", "/server_info", "/model_info"):
+            told = get(server.url, path).body
+            assert b"another/model" in told
+            assert b"asked/model" not in told
+
+
 def test_fault_ignore_sigterm_serves_on(tmp_path: Path) -> None:
     with emulator(tmp_path, *FAST, "--fault", "ignore-sigterm") as server:
         server.process.terminate()

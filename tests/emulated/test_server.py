@@ -19,6 +19,7 @@ import pytest
 
 from perf import ports, supervisor
 from perf import server as servers
+from perf.leftovers import MARK
 from perf.server import INHERITED_ENV, Server, ServerError, ServerSpec, attach, launch, recorded_command, recorded_env
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -175,6 +176,20 @@ def answer(request):
         assert server.model == "given"
 
 
+def test_a_server_is_ready_only_when_it_has_generated_a_token(tmp_path: Path) -> None:
+    code = """
+asked = []
+def answer(request):
+    asked.append(request.path)
+    if request.path != "/health_generate":
+        return 200, ''
+    note("generated", asked.count("/health_generate"))
+    return (200, '') if asked.count("/health_generate") > 2 else (503, '')
+"""
+    with start(stub(tmp_path, code, model="given")):
+        assert noted(tmp_path, "generated") == 3
+
+
 def test_a_server_without_a_health_path_is_ready_when_it_lists_its_models(tmp_path: Path) -> None:
     with start(stub(tmp_path, ready_path="/no/such/path")) as server:
         assert server.model == "stub-model"
@@ -201,12 +216,13 @@ def test_the_server_gets_the_listed_environment_and_the_variants_and_nothing_els
         env = json.loads((tmp_path / "env").read_text())
 
     # A Python in the C locale sets LC_CTYPE itself.
-    assert set(env) - {*INHERITED_ENV, "LC_CTYPE"} == {"NCCL_PROTO", "PYTHONPATH"}
+    assert set(env) - {*INHERITED_ENV, "LC_CTYPE"} == {"NCCL_PROTO", "PYTHONPATH", MARK}
     assert env["PYTHONPATH"] == str(ROOT)
     assert env["HF_TOKEN"] == "hf_abcdef"
     recorded = dict(recorded_env(spec))
     assert recorded["HF_TOKEN"] == "[secret]"
-    assert {name: value for name, value in env.items() if name not in ("LC_CTYPE", "HF_TOKEN")} == {
+    assert MARK not in recorded  # it is another in every launch, and tells nothing of how a server runs
+    assert {name: value for name, value in env.items() if name not in ("LC_CTYPE", "HF_TOKEN", MARK)} == {
         name: value for name, value in recorded.items() if name != "HF_TOKEN"
     }
 
@@ -290,6 +306,20 @@ print('weights: 10%\\rweights: 20%', flush=True)
     assert "not ready after" in error.reason
     assert "HTTP 503 on /health still loading" in error.reason
     assert error.tail == "weights: 20%"
+
+
+def test_a_server_that_calls_itself_healthy_and_generates_nothing_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(servers, "GENERATE_TIMEOUT_S", 1.0)
+    code = """
+def answer(request):
+    return (503, 'no token') if request.path == "/health_generate" else (200, '')
+print("ValueError: of a scheduler", flush=True)
+"""
+    error = failure(stub(tmp_path, code, model="given"))
+    assert "server stub-1: ready but cannot generate: HTTP 503 on /health_generate no token" in error.reason
+    assert error.reason.endswith("; its log says: ValueError: of a scheduler")
 
 
 def test_an_answer_that_is_not_http_is_not_readiness(tmp_path: Path) -> None:

@@ -22,14 +22,16 @@ from perf.record import (
     LaunchRecord,
     Measurement,
     Order,
+    Outputs,
     RelationRecord,
     RoundRecord,
+    SameOutputRecord,
     SuiteRecord,
     WorkloadRecord,
 )
 from perf.rig import Rig
 from perf.sample import SCHEMA, Build, LaunchSample, Promotion, StoredCase, geometric_mean
-from perf.suite import Crossover, Relation
+from perf.suite import Crossover, Relation, SameOutput
 from perf.validity import Reason
 
 #: The rule of one case alone at one look: 1 % for each end.
@@ -303,6 +305,21 @@ def stored_crossover(first: str, second: str, leads: Mapping[int, float], *, err
         reason="first baseline",
         promoted_at="2026-01-01T00:00:00+00:00",
     )
+
+
+def same_output(*variants: str, at_least: float = 1.0) -> SameOutputRecord:
+    """What these variants say is what the first of them says, to a share of the prompts; selected."""
+    id = f"sim/expect/same-output-of-{'-and-'.join(variants)}"
+    return SameOutputRecord(
+        same_output=SameOutput(id=id, suite="sim", variants=variants, at_least=at_least), selected=True
+    )
+
+
+def saying(record: LaunchRecord, *texts: str, again: tuple[str, ...] | None = None) -> LaunchRecord:
+    """The launch, which said these texts to as many prompts; where it was asked once more, `again`."""
+    prompts = tuple(f"prompt-{number}" for number in range(1, len(texts) + 1))
+    said = Outputs(tokens=64, prompts=prompts, texts=texts, again=again or (), reason=None)
+    return replace(record, outputs=said)
 
 
 def campaign(*suites: SuiteRecord, id: str = "20260201-020000", complete: bool = True) -> Campaign:

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from perf import doctor
+from perf import doctor, rig
 from perf.__main__ import main
 from perf.doctor import Finding, Fitness
-from perf.rig import Gpu, GpuProcess, GpuState
+from perf.rig import Gpu, GpuProcess, GpuState, PcieLink
 from perf.suite import load
+from tests.nvml.script import WORKING, Driver
 from tests.unit.simulated import RIG, stored
 
 ROOT = Path(__file__).parents[2]
@@ -79,6 +80,35 @@ def test_what_a_driver_does_not_tell_is_no_finding() -> None:
 def test_cards_of_different_power_limits_are_noted() -> None:
     found = list(doctor.gpus(GPUS, (CALM, replace(CALM, index=1, power_limit_w=450.0))))
     assert [each.seen for each in found if each.name == "power"] == ["power limits differ: 450 W, 600 W"]
+
+
+def test_how_the_cards_are_linked_is_said_and_a_slow_link_only_of_a_card_that_works() -> None:
+    (gpu,) = GPUS.gpus
+    here = replace(GPUS, gpus=(replace(gpu, pcie=PcieLink(generation=5, width=16), nvlinks=0),))
+    slow = replace(CALM, pcie=PcieLink(generation=1, width=16), utilisation=0.0)
+    idle = [str(each) for each in doctor.gpus(here, (slow,))]
+    assert idle[1:] == ["ok     links       PCIe 5.0 x16, no NVLink"]
+    (_, _, found) = doctor.gpus(here, (replace(slow, utilisation=0.9),))
+    assert (found.fitness, found.seen) == (Fitness.NOTE, "its link runs at PCIe 1.0 x16 under load, of PCIe 5.0 x16")
+
+
+def test_what_a_driver_says_of_a_hot_and_busy_card_is_what_is_found(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    hot = WORKING | {"uuid": "GPU-1", "reasons": 0x40, "celsius": 88, "pcie_width": 4, "processes": [2**22 + 1]}
+    driver = Driver(tmp_path, WORKING, hot, meeting=50)
+    monkeypatch.setattr(rig, "pynvml", driver.module())
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    here = rig.probe()
+    found = [(each.fitness, each.name, each.seen) for each in doctor.gpus(here, rig.states(here))]
+    assert found == [
+        (Fitness.OK, "gpu", f"{here.id}, driver 590.48"),
+        (Fitness.OK, "links", "PCIe 5.0 x16, no NVLink, 1 pair by the link between CPUs"),
+        (Fitness.UNFIT, "GPU 1", f"others are on it: not seen from here (pid {2**22 + 1})"),
+        (Fitness.UNFIT, "GPU 1", "slowed by heat (the hardware)"),
+        (Fitness.UNFIT, "GPU 1", "88 degrees Celsius before any load"),
+        (Fitness.NOTE, "GPU 1", "its link runs at PCIe 5.0 x4 under load, of PCIe 5.0 x16"),
+    ]
 
 
 def test_a_machine_without_a_gpu_says_why() -> None:

@@ -21,7 +21,7 @@ from perf import measured, record
 from perf.metrics import summarize
 from perf.moved import Explanation, Part, explain, lines
 from perf.record import Measurement, RoundRecord
-from perf.sample import LaunchSample, geometric_mean
+from perf.sample import LaunchSample, Pace, geometric_mean
 from perf.trace import ClientHealth, RequestTrace, Round
 
 PAGE = Path(__file__).parents[2] / "docs" / "what-moved.md"
@@ -62,6 +62,11 @@ def launch(
         away_share=(away,) * rounds,
         cpu_share=(cpu,) * rounds,
     )
+
+
+def ran(clock_mhz: float = 2400.0, *, power_w: float | None = 4000.0, celsius: int | None = 70) -> Pace:
+    """How the GPUs of a round fared."""
+    return Pace(sm_clock_median_mhz=clock_mhz, sm_clock_mean_mhz=clock_mhz, power_w=power_w, celsius=celsius)
 
 
 def steady(count: int = 4, **numbers: Sequence[float | None]) -> Samples:
@@ -110,12 +115,13 @@ def launches(draw: st.DrawFn, *, accepting: bool) -> LaunchSample:
         return tuple(draw(st.lists(values, min_size=rounds, max_size=rounds)))
 
     rounds = draw(st.integers(1, 3))
-    return launch(
+    made = launch(
         ttft_s=each(positive),
         decode_s=each(positive),
         concurrency=each(positive),
         acceptance=each(st.floats(1.0, 16.0)) if accepting else None,
     )
+    return replace(made, pace=tuple(ran(clock) for clock in each(st.floats(200.0, 4000.0))))
 
 
 samples = st.booleans().flatmap(
@@ -184,6 +190,28 @@ def test_the_order_of_launches_and_of_rounds_changes_no_bit(pair: tuple[Samples,
 
     before, after = pair
     assert explain(mixed(before), mixed(after), margin=MARGIN) == explain(before, after, margin=MARGIN)
+
+
+def rig_line(before: Pace | None, after: Pace | None) -> str | None:
+    """What a screen says of the rig, where it says something."""
+    sides = [(replace(launch(), pace=() if each is None else (each,)),) * 2 for each in (before, after)]
+    return dict(lines(explain(sides[0], sides[1], margin=MARGIN), on_gpus=True)).get("rig")
+
+
+def test_the_rig_is_told_as_baselined_or_with_what_is_not_as_it_was() -> None:
+    assert rig_line(ran(), ran(2401.0, power_w=4100.0, celsius=73)) == "clocks, power, temperature as baselined"
+    assert rig_line(ran(), ran(2380.0, celsius=81)) == (
+        "clocks 2,380 MHz, was 2,400; temperature 81 degrees Celsius, was 70; power as baselined"
+    )
+    assert rig_line(ran(power_w=None), ran(2000.0, celsius=None)) == "clocks 2,000 MHz, was 2,400"
+
+
+def test_clocks_that_were_not_sampled_on_both_sides_are_said_not_to_be() -> None:
+    for before, after in ((None, ran()), (ran(), None), (None, None)):
+        assert rig_line(before, after) is None
+    assert "clocks not sampled" in text((launch(),), (launch(),))
+    both = (replace(launch(), pace=(ran(),)),)
+    assert "not sampled" not in text(both, both)
 
 
 TIMES = ("ttft_s", "tpot_s", "ttft_mean_s", "e2e_mean_s", "itl_p99_s")

@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 from perf import record
 from perf.compact import compact
 from perf.files import FileError, to_json
-from perf.record import ID, Campaign, LaunchRecord, Order, SuiteRecord
+from perf.record import ID, Campaign, LaunchRecord, Order, SuiteRecord, no_outputs
 from perf.report import markdown
 from perf.rig import Gpu, Rig
 from perf.sample import StoredCase
+from perf.validity import Reason
 from perf.verdict import judge
 from tests.unit.simulated import (
     RIG,
@@ -28,6 +29,8 @@ from tests.unit.simulated import (
     launch,
     measured,
     relation,
+    same_output,
+    saying,
     stored,
     stored_crossover,
     suite,
@@ -47,10 +50,18 @@ def full() -> SuiteRecord:
             relations=(relation("baseline", "eagle3"), relation("eagle3", "baseline", at_least=1.5, level=1)),
             crossovers=(crossing("eagle3", "baseline", stored_crossover("eagle3", "baseline", {1: 1.2, 8: 0.7})),),
             launches=(
-                launch(measured(1 / 3, acceptance=2.1), failed(8), env={"NCCL_PROTO": "LL"}),
-                launch(measured(0.1 + 0.2), measured(8.0, level=8), variant="eagle3"),
+                saying(
+                    launch(measured(1 / 3, acceptance=2.1), failed(8), env={"NCCL_PROTO": "LL"}),
+                    *("one\n", "\x1b[31mtwo", '"3"', ""),
+                    again=("one\n", "", '"3"', "four"),
+                ),
+                replace(
+                    launch(measured(0.1 + 0.2), measured(8.0, level=8), variant="eagle3"),
+                    outputs=no_outputs(Reason(name="no output", seen="HTTP 500", advice="read the server log")),
+                ),
             ),
         ),
+        same_outputs=(same_output("baseline", "eagle3", at_least=0.75),),
         power_limits_w=(600.0, None),
         stopped="the budget of 1 min 00 s is spent",
         advisory="shown, never gated",
@@ -222,7 +233,7 @@ def test_a_name_that_would_leave_the_store_or_touch_the_terminal_is_refused(
 @pytest.mark.parametrize("name", HOSTILE_NAMES)
 def test_a_case_a_launch_and_a_relation_are_named_like_the_suite_names_them(tmp_path: Path, name: str) -> None:
     good = full()
-    case, bound, first = good.cases[0], good.relations[0], good.launches[0]
+    case, bound, first, same = good.cases[0], good.relations[0], good.launches[0], good.same_outputs[0]
     for hostile in (
         replace(good, cases=(replace(case, variant=name), *good.cases[1:])),
         replace(good, cases=(replace(case, id=f"sim/{name}/c001"), *good.cases[1:])),
@@ -231,6 +242,8 @@ def test_a_case_a_launch_and_a_relation_are_named_like_the_suite_names_them(tmp_
         replace(good, launches=(replace(first, variant=name),)),
         replace(good, relations=(replace(bound, relation=replace(bound.relation, id=name)),)),
         replace(good, relations=(replace(bound, relation=replace(bound.relation, of=(name,))),)),
+        replace(good, same_outputs=(replace(same, same_output=replace(same.same_output, id=name)),)),
+        replace(good, same_outputs=(replace(same, same_output=replace(same.same_output, variants=("a", name))),)),
     ):
         assert "not as the suite writes it" in refused(tmp_path, campaign(hostile))
 
@@ -325,6 +338,17 @@ def test_a_baseline_that_was_stored_before_a_higher_level_widened_the_ids_is_its
         (replace(suite(), cases=(replace(suite().cases[0], level=7),)), "a case whose id is another's"),
         (replace(suite(), cases=(replace(suite().cases[0], variant="other"),)), "a case whose id is another's"),
         (replace(full(), max_launches=0), "the rule it is judged by"),
+        (replace(suite(), same_outputs=(same_output("baseline", "nobody"),)), "the same output of variants that are"),
+        (replace(suite(), same_outputs=(same_output("baseline"),)), "the same output of variants that are"),
+        (replace(suite(), same_outputs=(same_output("baseline", "baseline"),)), "the same output of variants that are"),
+        (replace(full(), same_outputs=(same_output("baseline", "eagle3", at_least=1.5),)), "without a share"),
+        (suite(launches=(saying(launch()),)), "outputs that are none of its prompts"),
+        (suite(launches=(saying(launch(), "a", "b", again=("a",)),)), "outputs that are none of its prompts"),
+        (suite(launches=(saying(launch(), "a" * 5000),)), "outputs that are none of its prompts"),
+        (
+            suite(launches=(saying(launch(), "a"), saying(launch(ordinal=2), "a", "b"))),
+            "outputs that are none of its prompts",
+        ),
         (replace(full(), requests=()), "a level without a number of requests"),
         (suite(relations=(relation("baseline", "nobody"),)), "a relation between cases that are not in it"),
         (suite(relations=(relation("baseline", "baseline", level=99),)), "a relation between cases that are not in it"),

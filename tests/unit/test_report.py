@@ -33,6 +33,8 @@ from tests.unit.simulated import (
     launch,
     measured,
     relation,
+    same_output,
+    saying,
     stored,
     stored_crossover,
     suite,
@@ -184,6 +186,23 @@ def saturated() -> SuiteRecord:
     return replace(state, cases=tuple(replace(each, selected=False) for each in state.cases))
 
 
+#: What the plain server said to eight prompts, and what a wrong draft path said to the last of them.
+SAID = (
+    *(f"answer {number} to a prompt" for number in range(1, 8)),
+    "```python\ndef mean(values):\n    return sum(values)",
+)
+WRONG = "```python\ndef mean(values):\n    return max(values)"
+
+
+def outputs(*others: str, at_least: float = 1.0, again: tuple[str, ...] = SAID) -> SuiteRecord:
+    """The same output expected of EAGLE-3, which says the `others` to the last prompts."""
+    said = (*SAID[: len(SAID) - len(others)], *others)
+    launches = saying(launch(), *SAID, again=again), saying(launch(variant="eagle3"), *said)
+    state = suite(variants=("baseline", "eagle3"), launches=launches)
+    cases = tuple(replace(each, selected=False) for each in state.cases)
+    return replace(state, cases=cases, same_outputs=(same_output("baseline", "eagle3", at_least=at_least),))
+
+
 #: How many times as fast as plain decoding speculation was when the crossover was stored.
 LEADS = {1: 1.30, 4: 1.12, 8: 0.94, 32: 0.60}
 
@@ -233,7 +252,7 @@ DRIFTED = replace(
     STORE,
     promotions=(
         *(
-            replace(STORE.promotion, promoted_at=f"2025-{month:02}-01T00:00:00+00:00", throughput=rate)
+            replace(STORE.promotion, promoted_at=f"2025-{month:02}-01T00:00:00+00:00", throughput=rate, comparable=True)
             for month, rate in ((6, 3110.0), (9, 3040.0))
         ),
         replace(STORE.promotion, comparable=True),
@@ -302,6 +321,9 @@ SCREENS: dict[str, SuiteRecord] = {
     ),
     "violated": bound(FAST, PLAIN),
     "relation-saturated": saturated(),
+    "output-pass": outputs(WRONG, at_least=0.75, again=("another answer", *SAID[1:])),
+    "output-violated": outputs(WRONG),
+    "output-invalid": outputs(again=("another answer",) * 5 + SAID[5:]),
     "crossover-pass": crossing({1: 1.29, 4: 1.13, 8: 0.95, 32: 0.62}),
     "crossover-moved-up": crossing({1: 1.30, 4: 1.35, 8: 1.4, 32: 0.62}),
     "crossover-violated": crossing({1: 1.21, 4: 0.93, 8: 0.80, 32: 0.55}),

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perf.sample import Build, Fingerprint, StoredCase, differences
+from perf.sample import MAX_ARGUMENTS_TOLD, Build, Fingerprint, StoredCase, differences, resolved_otherwise
 from tests.unit.simulated import stored
 
 MACHINE: Fingerprint = (("driver", "570.86"), ("CPU", "Xeon"))
@@ -62,3 +62,29 @@ def test_whatever_a_machine_calls_itself_each_difference_is_one_short_printable_
     )
     assert told
     assert all(line.isprintable() and len(line) < 250 for line in told)
+
+
+ARGUMENTS = (("attention_backend", "flashinfer"), ("dp_size", "1"), ("page_size", "1"))
+RESOLVED = replace(STORED, server_arguments=ARGUMENTS, server_version="0.5.23")
+
+
+def test_what_the_server_made_of_its_arguments_is_told_where_it_is_not_as_it_was() -> None:
+    assert resolved_otherwise(RESOLVED, ARGUMENTS, "0.5.23") is None
+    now = (("attention_backend", "fa3"), ("enable_mixed_chunk", "True"), ("page_size", "1"))
+    assert resolved_otherwise(RESOLVED, now, "0.5.23") == (
+        "arguments that the server resolved otherwise: attention_backend fa3, was flashinfer; dp_size -, was 1; "
+        "enable_mixed_chunk True, was -"
+    )
+    # Another version has other arguments, which says nothing of those.
+    assert resolved_otherwise(RESOLVED, now, "0.6.0") == (
+        "arguments that the server resolved otherwise: attention_backend fa3, was flashinfer"
+    )
+
+
+def test_arguments_that_nobody_knows_differ_in_nothing_and_many_are_counted() -> None:
+    assert resolved_otherwise(RESOLVED, (), "0.5.23") is None
+    assert resolved_otherwise(STORED, ARGUMENTS, STORED.server_version) is None
+    many = tuple((f"argument_{number}", "x") for number in range(MAX_ARGUMENTS_TOLD + 1))
+    told = resolved_otherwise(RESOLVED, many, "0.5.23")
+    assert told is not None
+    assert told.endswith("; and 4 more")

@@ -108,7 +108,15 @@ def test_the_overlap_variant_differs_from_eagle3_by_a_chain_of_drafts_and_the_va
     assert replace(chain, name=tree.name, command=tree.command, env=tree.env) == tree
 
 
-@pytest.mark.parametrize(("suite", "name"), [("kimi-k2.5-int4", "eagle3-overlap"), ("small-dense", "standalone")])
+@pytest.mark.parametrize(
+    ("suite", "name"),
+    [
+        ("kimi-k2.5-int4", "eagle3-overlap"),
+        ("small-dense", "standalone"),
+        ("sglang-cpu-speculative", "eagle3-overlap"),
+        ("sglang-cpu-speculative", "adaptive"),
+    ],
+)
 def test_a_chain_of_drafts_is_one_token_longer_than_its_steps_as_sglang_would_make_it(suite: str, name: str) -> None:
     told = flags(variant_of(suite, name))
     assert told["--speculative-eagle-topk"] == "1"
@@ -120,6 +128,16 @@ def test_the_plain_kimi_is_held_against_the_better_of_the_speculative_ones_at_sa
     (relation,) = suite.relations
     assert (relation.variant, relation.at_least, relation.level) == ("baseline", 1.0, None)
     assert set(relation.of) == {variant.name for variant in suite.variants if variant.speculative}
+
+
+def test_the_same_output_is_expected_of_servers_that_differ_by_their_drafts() -> None:
+    expected = {name: each for name, suite in SUITES.items() for each in suite.same_outputs}
+    assert {"rehearsal", "kimi-k2.5-int4"} <= set(expected)
+    for name, each in expected.items():
+        speculate = [variant_of(name, variant).speculative for variant in each.variants]
+        assert speculate == [False, *(True for _ in each.variants[1:])]
+        assert not any(SIMULATED_ACCEPTANCE in dict(variant_of(name, variant).env) for variant in each.variants)
+    assert expected["rehearsal"].at_least == 1
 
 
 @every_suite

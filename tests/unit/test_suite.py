@@ -498,6 +498,56 @@ MISTAKES: dict[str, tuple[str, str, tuple[str, ...]]] = {
         "expect[0].at",
         ("unknown key", "allowed here: crossover"),
     ),
+    "the same output of one": (
+        expecting('same_output = ["plain"]'),
+        "expect[0].same_output",
+        ("seen ['plain']", "two or more variants of this file", "the first the yardstick"),
+    ),
+    "the same output of one twice": (
+        expecting('same_output = ["plain", "draft", "plain"]'),
+        "expect[0].same_output",
+        ("seen ['plain', 'draft', 'plain']", "none twice: plain, draft"),
+    ),
+    "the same output of nobody": (
+        expecting('same_output = ["plain", "turbo"]'),
+        "expect[0].same_output",
+        ("seen ['plain', 'turbo']", "variants of this file, none twice: plain, draft"),
+    ),
+    "the same output of numbers": (
+        expecting("same_output = [1, 16]"),
+        "expect[0].same_output[0]",
+        ("seen 1", "two or more variants of this file"),
+    ),
+    "the same output that is a text": (
+        expecting('same_output = "plain"'),
+        "expect[0].same_output",
+        ("seen 'plain'", "two or more variants of this file"),
+    ),
+    "more than all outputs": (
+        expecting('same_output = ["plain", "draft"]\nat_least = 1.5'),
+        "expect[0].at_least",
+        ("seen 1.5", "a share of its prompts, more than 0 and at most 1"),
+    ),
+    "the same output to no prompt": (
+        expecting('same_output = ["plain", "draft"]\nat_least = 0'),
+        "expect[0].at_least",
+        ("seen 0", "a share of its prompts, more than 0 and at most 1"),
+    ),
+    "the same output at a level": (
+        expecting('same_output = ["plain", "draft"]\nat = 16'),
+        "expect[0].at",
+        ("unknown key", "allowed here: at_least, same_output"),
+    ),
+    "the same output of a crossover": (
+        expecting('crossover = ["plain", "draft"]\nsame_output = ["plain", "draft"]'),
+        "expect[0].same_output",
+        ("unknown key", "allowed here: crossover"),
+    ),
+    "one expectation of the same output twice": (
+        expecting('same_output = ["plain", "draft"]\n[[expect]]\nsame_output = ["plain", "draft"]\nat_least = 0.5'),
+        "expect",
+        ("night/expect/same-output-of-plain-and-draft twice", "every expectation once"),
+    ),
     "the second expectation of nobody": (
         expecting('crossover = ["draft", "plain"]\n[[expect]]\nvariant = "turbo"\nof = ["plain"]'),
         "expect[1].variant",
@@ -873,6 +923,19 @@ def test_a_crossover_is_one_item_beside_the_relations() -> None:
     ]
     assert [each.id for each in suite.relations] == ["night/expect/plain-of-draft/saturation"]
     assert suite.family == 4 + 1 + 2
+
+
+def test_the_same_output_is_one_item_and_takes_nothing_of_alpha() -> None:
+    suite = read(
+        expecting('same_output = ["plain", "draft"]')
+        + '[[expect]]\nsame_output = ["draft", "plain"]\nat_least = 0.75\n'
+    )
+    assert [(each.id, each.suite, each.variants, each.at_least) for each in suite.same_outputs] == [
+        ("night/expect/same-output-of-plain-and-draft", "night", ("plain", "draft"), 1.0),
+        ("night/expect/same-output-of-draft-and-plain", "night", ("draft", "plain"), 0.75),
+    ]
+    assert (suite.relations, suite.crossovers) == ((), ())
+    assert suite.family == read(PAIR).family
 
 
 # The digest of what a case is asked.

@@ -197,6 +197,13 @@ def test_every_counter_that_was_lost_is_named() -> None:
     assert reason.seen == "prompt 9 before the round, none after it; cached 0 before the round, none after it"
 
 
+def test_counters_that_began_anew_between_two_rounds_are_told_though_they_grow_within_each() -> None:
+    before, after = Counters(generated=96, prompt=400), Counters(generated=1096, prompt=2000)
+    restarted = replace(seen(*TEN, before=before, counted=after), last=Counters(generated=1192, prompt=400))
+    assert only(restarted).seen == "generated 1,192 after the round before, 96 before this one"
+    assert check(replace(restarted, last=Counters(generated=90, prompt=400))) == ()
+
+
 def test_the_counters_of_a_server_that_died_are_not_missed() -> None:
     assert only(seen(*TEN, before=Counters(generated=5000), death="exited with code 1")).name == "server died"
 

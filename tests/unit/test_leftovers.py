@@ -1,0 +1,183 @@
+"""Who outlived a run is named by what the run noted, and nobody else ever is."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from perf import leftovers
+from perf.files import MACHINE_FOLDER_ENV, FileError
+from perf.leftovers import MARK
+from perf.supervisor import Birth, Note, machine
+
+DEAD = Birth(pid=1, began="never")
+
+NOTE = Note(
+    launch="eagle3-1",
+    log="/x/20260201-020000/eagle3-1/server.log",
+    command=("serve", "--api-key", "[secret]"),
+    began_at="2026-02-01T02:00:00+00:00",
+    machine=machine(),
+    runner=DEAD,
+    supervisor=DEAD,
+    server=DEAD,
+)
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv(MACHINE_FOLDER_ENV, str(tmp_path))
+    return leftovers.new_note().parent
+
+
+@pytest.fixture
+def processes() -> Iterator[list[int]]:
+    """To be killed in the end."""
+    pids: list[int] = []
+    yield pids
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def keep(note: Note, mark: str = "0123456789abcdef") -> Path:
+    path = leftovers.new_note().with_stem(mark)
+    path.write_text(json.dumps(asdict(note)))
+    return path
+
+
+def found_pids(patience_s: float = 0.0) -> list[int]:
+    return [process.pid for each in leftovers.find(patience_s) for process in each.processes]
+
+
+def began(processes: list[int], code: str, env: dict[str, str] | None = None) -> int:
+    """A process in a session of its own that does something and says so; what it prints first is a pid of another."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", f"import os, sys, time\n{code}\nprint(os.getpid(), flush=True)\ntime.sleep(600)"],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | (env or {}),
+        start_new_session=True,
+    )
+    processes.append(process.pid)
+    assert process.stdout is not None
+    pid = int(process.stdout.readline())
+    process.stdout.close()
+    processes.append(pid)
+    return pid
+
+
+#: Forks, so that the first of the session dies and one without any of its environment stays in it.
+ORPHANED = (
+    "if os.fork(): os._exit(0)\nif 'AGAIN' not in os.environ: os.execve(sys.executable, sys.orig_argv, {'AGAIN': '1'})"
+)
+
+#: Forks twice, each time into a session of its own, and closes all that it had open but the pipe to us.
+DAEMON_TWICE = "for _ in range(2):\n    if os.fork(): os._exit(0)\n    os.setsid()\nos.close(0); os.closerange(2, 256)"
+
+
+def test_a_server_whose_pytest_and_supervisor_are_gone_is_named_with_how_it_began(processes: list[int]) -> None:
+    pid = began(processes, "", {MARK: "0123456789abcdef"})
+    keep(NOTE)
+
+    found = leftovers.find(0.0)
+
+    (name,) = (process.name for each in found for process in each.processes)
+    assert [str(each) for each in found] == [
+        f"{pid} {name}: of launch eagle3-1, begun 2026-02-01T02:00:00+00:00, "
+        "log /x/20260201-020000/eagle3-1/server.log, by `serve --api-key '[secret]'`"
+    ]
+    assert leftovers.advice(found) == f"kill -9 {pid}"
+    assert (
+        leftovers.origin([pid, os.getpid()]) == f"pid {pid} is of " + str(found[0]).partition("of ")[2].split(", by")[0]
+    )
+
+
+def test_who_became_a_daemon_twice_and_closed_everything_is_found_by_the_mark(processes: list[int]) -> None:
+    pid = began(processes, DAEMON_TWICE, {MARK: "0123456789abcdef"})
+    keep(NOTE)
+
+    assert found_pids() == [pid]
+
+
+def test_who_runs_without_the_environment_is_found_by_the_session_and_whoever_is_below_it(processes: list[int]) -> None:
+    pid = began(processes, ORPHANED)
+    keep(replace(NOTE, server=Birth(pid=os.getsid(pid), began="whenever its first was born")))
+    assert MARK not in psutil.Process(pid).environ()
+
+    assert found_pids() == [pid]
+
+
+def test_whoever_is_below_one_that_is_found_is_named_too(processes: list[int]) -> None:
+    below = "import os, time; os.setsid(); print(os.getpid(), flush=True); time.sleep(600)"
+    first = f"import subprocess\nsubprocess.Popen([sys.executable, '-c', {below!r}], env={{}})\ntime.sleep(600)"
+    pid = began(processes, first, {MARK: "0123456789abcdef"})
+    keep(NOTE)
+
+    assert found_pids() == sorted([psutil.Process(pid).ppid(), pid])
+
+
+def test_a_launch_whose_pytest_lives_leaves_nobody(processes: list[int]) -> None:
+    pid = began(processes, "", {MARK: "0123456789abcdef"})
+    path = keep(replace(NOTE, runner=Birth.of(os.getpid())))
+
+    assert found_pids() == []
+    assert path.exists()
+    assert f"pid {pid} is of launch eagle3-1" in leftovers.origin([pid])  # asked of a GPU, it is told all the same
+
+
+def test_another_process_with_the_number_of_a_dead_one_is_not_taken_for_it(processes: list[int]) -> None:
+    pid = began(processes, "")
+    born = Birth.of(pid)
+    assert born is not None
+    path = keep(replace(NOTE, server=Birth(pid=pid, began="earlier"), runner=replace(born, began="earlier")))
+
+    assert found_pids() == []
+    assert not path.exists()  # nobody lives of it
+    keep(replace(NOTE, server=born))
+    assert found_pids() == [pid]
+
+
+def test_notes_of_an_earlier_start_of_the_machine_go_and_those_of_another_container_stay(processes: list[int]) -> None:
+    pid = began(processes, "", {MARK: "0123456789abcdef"})
+    born = Birth.of(pid)
+    earlier = keep(replace(NOTE, server=born, machine="another-boot " + machine().split()[1]))
+    assert found_pids() == []
+    assert not earlier.exists()
+    elsewhere = keep(replace(NOTE, server=born, machine=machine().split()[0] + " pid:[1]"))
+    assert found_pids() == []
+    assert elsewhere.exists()
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"launch": "x"}', "\x00"])
+def test_a_damaged_note_names_nobody_and_stays(processes: list[int], text: str) -> None:
+    began(processes, "", {MARK: "0123456789abcdef"})
+    path = keep(NOTE)
+    path.write_text(text)
+
+    assert found_pids() == []
+    assert path.read_text() == text
+
+
+def test_what_a_supervisor_is_still_ending_is_waited_for(processes: list[int]) -> None:
+    pid = began(processes, "", {MARK: "0123456789abcdef"})
+    ends = f"import os, time; time.sleep(2); os.kill({pid}, 9); time.sleep(0.5)"
+    with subprocess.Popen([sys.executable, "-c", ends]) as supervisor:
+        path = keep(replace(NOTE, supervisor=Birth.of(supervisor.pid)))
+        assert found_pids(patience_s=0.0) == [pid]
+        assert found_pids(patience_s=60.0) == []
+        assert not path.exists()
+
+
+def test_a_folder_that_others_could_write_is_refused(folder: Path) -> None:
+    folder.chmod(0o777)
+    with pytest.raises(FileError, match="is not a folder of this user alone"):
+        leftovers.find()
