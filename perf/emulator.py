@@ -6,6 +6,7 @@ really happened to a truth file. It computes no language: its words are a fixed 
 
 import argparse
 import asyncio
+import faulthandler
 import json
 import math
 import os
@@ -17,7 +18,7 @@ import time
 from array import array
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -47,6 +48,11 @@ BACKLOG = 4096
 SHUTDOWN_S = 0.1
 # The grandchild that is left behind goes by itself, should nobody end it.
 GRANDCHILD_S = 600
+# Between the bytes of a stream that drips: far below any limit of silence.
+DRIP_S = 0.1
+# After the last bytes of an answer, so that they have left before the server replaces itself.
+RESTART_S = 0.05
+WRONG_MODEL = "another/model"
 # Probability that a draft token is accepted, where no --acceptance is given.
 DEFAULT_DRAFT_ACCEPTANCE = 0.7
 
@@ -82,12 +88,18 @@ REQUEST_FAULTS: Mapping[str, str] = {
     "cache-hits": f"{CACHED_SHARE:.0%} of the prompt come from the cache",
     "counter-off": f"the server's token counter counts {COUNTER_OFF} times the tokens",
     "ignore-eos-ignored": "stops early although ignore_eos was asked for",
+    "slow-drip": "a few tokens, then a byte of a comment now and then, for ever",
+    "hang": "the process stops: it lives and accepts, and never answers anything again",
     "die-mid-round": "a few tokens, then a traceback and SIGKILL to itself",
+    "cuda-traceback": "a few tokens, then a scheduler's traceback out of the graph runner, and SIGKILL to itself",
+    "segfault": "a few tokens, then a segmentation fault, reported as CPython does",
+    "restart": "after the answer the server replaces itself: same process, counters from 0",
 }
 PROCESS_FAULTS: Mapping[str, str] = {
     "no-acceptance": "a speculative server without its acceptance counters",
     "slow-start=SECONDS": "/health answers 503 for so long",
     "never-ready": "/health answers 503 for ever",
+    "wrong-model": f"says that it serves {WRONG_MODEL}",
     "exit-at-start": "prints an out-of-memory traceback and exits with 1",
     "ignore-sigterm": "SIGTERM does nothing",
     "leave-grandchild": "a child in a session of its own outlives the server",
@@ -98,6 +110,16 @@ OUT_OF_MEMORY = """Traceback (most recent call last):
   File "sglang/srt/managers/scheduler.py", line 3812, in run_scheduler_process
     scheduler = Scheduler(server_args, port_args, gpu_id, tp_rank)
 torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 94.97 GiB
+"""
+# What a scheduler process leaves, and its launcher after it; in SGLang it ends both.
+SIZE_MISMATCH = """Scheduler hit an exception: Traceback (most recent call last):
+  File "sglang/srt/managers/scheduler.py", line 3901, in run_scheduler_process
+    scheduler.event_loop_overlap()
+  File "sglang/srt/model_executor/cuda_graph_runner.py", line 911, in replay_prepare
+    self.buffers.positions[:raw].copy_(batch.positions)
+RuntimeError: The size of tensor a (8) must match the size of tensor b (10) at non-singleton dimension 0
+
+Received sigquit from a child process. It usually means the child failed.
 """
 ILLEGAL_ACCESS = """Traceback (most recent call last):
   File "sglang/srt/managers/scheduler.py", line 3901, in run_scheduler_process
@@ -209,6 +231,8 @@ class Server:
     """The HTTP side: asks go into the engine, steps come out as bytes."""
 
     def __init__(self, options: Options) -> None:
+        if "wrong-model" in options.fault:
+            options = replace(options, model_path=WRONG_MODEL)
         self._options = options
         self._noise_seed = secrets.randbits(32) if options.noise_seed is None else options.noise_seed
         self._engine = engine_of(options, self._noise_seed)
@@ -299,10 +323,14 @@ class Server:
             finish=finish or plan.finish,
             faults=sorted(plan.faults),
         )
-        if "die-mid-round" in plan.faults:
-            sys.stderr.write(ILLEGAL_ACCESS)
-            sys.stderr.flush()
-            os.kill(os.getpid(), signal.SIGKILL)
+        for kind, last_words in (("die-mid-round", ILLEGAL_ACCESS), ("cuda-traceback", SIZE_MISMATCH)):
+            if kind in plan.faults:
+                sys.stderr.write(last_words)
+                sys.stderr.flush()
+                os.kill(os.getpid(), signal.SIGKILL)
+        if "segfault" in plan.faults:
+            faulthandler.enable()
+            os.kill(os.getpid(), signal.SIGSEGV)
 
     def _write_start(self) -> None:
         grandchild: int | None = None
@@ -412,6 +440,8 @@ class Server:
         faults = self._next_faults()
         if "http-500" in faults:
             return json_response(error_body("KV cache pool is full", "InternalServerError", 500), status=500)
+        if "hang" in faults:
+            os.kill(os.getpid(), signal.SIGSTOP)
         plan = plan_reply(ask, faults)
         request = self._engine.submit(
             arrival_s=time.monotonic(),
@@ -447,9 +477,14 @@ class Server:
         await response.write(reply.take_pending())
         if isinstance(http.transport, asyncio.Transport):
             reply.attach(http.transport)
+        while "slow-drip" in reply.plan.faults:
+            await asyncio.sleep(DRIP_S)
+            reply.drip()
         await reply.done.wait()
         if "truncated" in reply.plan.faults:
             reply.cut()
+        if "restart" in reply.plan.faults:
+            asyncio.get_running_loop().call_later(RESTART_S, os.execv, sys.executable, sys.orig_argv)
         return response
 
     async def _answer(self, http: web.Request, reply: Reply) -> web.StreamResponse:

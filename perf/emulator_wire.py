@@ -35,11 +35,14 @@ CUTS: Mapping[str, int] = {
     "truncated": FEW_TOKENS,
     "silent-end": FEW_TOKENS,
     "stalled": FEW_TOKENS,
+    "slow-drip": FEW_TOKENS,
     "die-mid-round": FEW_TOKENS,
+    "cuda-traceback": FEW_TOKENS,
+    "segfault": FEW_TOKENS,
     "wrong-length": WRONG_LENGTH_TOKENS,
 }
 # Of these, the ones whose stream has neither finish_reason nor usage.
-WITHOUT_END = frozenset({"error-in-stream", "truncated", "silent-end", "stalled", "die-mid-round"})
+WITHOUT_END = CUTS.keys() - {"abort", "wrong-length"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,7 +202,7 @@ class Reply:
             self._write(self._events(tokens))
         self._tokens += tokens
         self.started.set()
-        if self.request.finished and "stalled" not in self.plan.faults:
+        if self.request.finished and not self.plan.faults & {"stalled", "slow-drip"}:
             self.done.set()
 
     def attach(self, transport: asyncio.Transport) -> None:
@@ -213,6 +216,10 @@ class Reply:
         pending = bytes(self._pending)
         self._pending.clear()
         return pending
+
+    def drip(self) -> None:
+        """A byte more of a comment that never ends."""
+        self._write(b":")
 
     def cut(self) -> None:
         """Close the connection in the middle of the body."""
