@@ -1,7 +1,7 @@
-"""Make an environment in which real SGLang serves a tiny random model on a CPU.
+"""Make an environment in which real SGLang serves tiny random models on a CPU.
 
 `python tests/sglang_cpu/make_environment.py TARGET_DIR`, with any Python from 3.11 and nothing installed, makes
-TARGET_DIR/venv and TARGET_DIR/model. The environment is apart from the one that measures, since SGLang pins an
+TARGET_DIR/venv and TARGET_DIR/models. The environment is apart from the one that measures, since SGLang pins an
 openai package older than the suite's. What is complete and unchanged is left as it is; a stamp, written last,
 tells it from what was interrupted.
 """
@@ -24,9 +24,9 @@ STEP_TIMEOUT_S = 3600.0
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("target", type=Path, help="directory that gets venv/ and model/")
+    parser.add_argument("target", type=Path, help="directory that gets venv/ and models/")
     target: Path = parser.parse_args().target.resolve()
-    venv, model, stamp = target / "venv", target / "model", target / "stamp"
+    venv, models, stamp = target / "venv", target / "models", target / "stamp"
     python = venv / "bin" / "python"
 
     digest = inputs_digest()
@@ -36,8 +36,8 @@ def main() -> None:
 
     target.mkdir(parents=True, exist_ok=True)
     stamp.unlink(missing_ok=True)
-    if model.exists():
-        shutil.rmtree(model)
+    if models.exists():
+        shutil.rmtree(models)
 
     # Isolated (-I): a PYTHONPATH of the caller must not decide what is installed. pip's own settings (index,
     # cache, proxy) still count.
@@ -54,7 +54,7 @@ def main() -> None:
         "for this Python; 3.11 and 3.12 were seen to work.",
     )
     step(f"install {SGLANG}", [*pip, "--no-deps", SGLANG], "pip says why above.")
-    step(f"make {model}", [str(python), "-I", str(MAKE_MODEL), str(model)], "Its message is above.")
+    step(f"make {models}", [str(python), "-I", str(MAKE_MODEL), str(models)], "Its message is above.")
 
     unfinished = stamp.with_suffix(".unfinished")
     unfinished.write_text(digest, encoding="ascii")
