@@ -17,9 +17,10 @@ from perf.measured import measurements
 from perf.metrics import RoundSummary
 from perf.moved import Change, Effect, Explanation
 from perf.record import Campaign, CaseRecord, LaunchRecord, SuiteRecord, WorkloadRecord
+from perf.same_output import SameOutputVerdict
 from perf.sample import Build, geometric_mean, relative
 from perf.validity import Reason
-from perf.verdict import CaseVerdict, CrossoverVerdict, End, RelationVerdict, Route, SameOutputVerdict, judge
+from perf.verdict import CaseVerdict, CrossoverVerdict, End, RelationVerdict, Route, judge
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,10 +15,11 @@ from perf.files import to_json, write_together
 from perf.gate import Word
 from perf.measured import SIMULATED_ACCEPTANCE, Taken, measurements, sample
 from perf.record import Arm, Campaign, SuiteRecord, now_utc
+from perf.same_output import SameOutputVerdict
 from perf.sample import SCHEMA, Promotion, StoredCase, geometric_mean, may_join, throughputs
 from perf.text import launches as launches_told
 from perf.text import percent, printable, share, throughput
-from perf.verdict import CaseVerdict, CrossoverVerdict, RelationVerdict, SameOutputVerdict, bound, judge
+from perf.verdict import CaseVerdict, CrossoverVerdict, RelationVerdict, bound, judge
 
 #: Where `python -m perf` looks, from the current folder.
 DEFAULT_BASELINES = Path("baselines")

@@ -14,16 +14,15 @@ from perf.interval import Judgement
 from perf.measured import build_text
 from perf.moved import lines as moved_lines
 from perf.record import Campaign, SuiteRecord
+from perf.same_output import Agreement, SameOutputVerdict
 from perf.text import duration, launches, milliseconds, percent, printable, share, throughput
 from perf.validity import Reason
 from perf.verdict import (
     INTERVALS,
     MAX_RELATION_LAUNCHES,
-    Agreement,
     CaseVerdict,
     CrossoverVerdict,
     RelationVerdict,
-    SameOutputVerdict,
     Verdict,
     against,
     judge,

@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 
-from perf import crossover, relations
+from perf import crossover, relations, same_output
 from perf.crossover import Contrast, Crossing, JudgedLevel, StoredCrossover
 from perf.gate import LAUNCHES_OF_FEW, Word
 from perf.interval import Bound, Judgement, Spread, looks, tail
@@ -19,6 +19,7 @@ from perf.measured import (
     build_text,
     clocks_beside_store,
     faults,
+    last_log,
     measurements,
     not_comparable,
     reasons,
@@ -30,11 +31,10 @@ from perf.record import (
     CaseRecord,
     CrossoverRecord,
     LaunchRecord,
-    Outputs,
     RelationRecord,
-    SameOutputRecord,
     SuiteRecord,
 )
+from perf.same_output import SameOutputVerdict
 from perf.sample import (
     Build,
     LaunchSample,
@@ -66,14 +66,11 @@ Route = Literal["reference", "store", "store alone"]
 #: Said once of all intervals: below a table.
 INTERVALS = "intervals hold the true change in at least 95 % of campaigns, however often it was looked at"
 
+#: Standard errors beyond the margin from which on a reference build is not what is stored, if anything says so.
+STRANGE_AT = 2.0
+
 #: A loss of all of more levels than this is told of as the night's.
 LEAST_ALIKE = 2
-
-#: Characters of two outputs that are shown where they part: a few words from a little before that place.
-SHOWN_BEFORE, SHOWN_BEHIND = 16, 24
-
-#: Of a yardstick's outputs, the share that must be the same twice; what says less of itself says nothing of others.
-LEAST_REPEATED = 0.5
 
 #: Which rule ended the launches of what is INCONCLUSIVE.
 End = Literal["budget", "cap", "exhausted", "set aside"]
@@ -191,46 +188,6 @@ class CrossoverVerdict:
     stopped: str | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
-    """Where two outputs to a prompt part: at which character, and a few of both around it, as they were said."""
-
-    prompt: str
-    at: int
-    yardstick: str
-    other: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Agreement:
-    """In how many `of` so many prompts a variant says what the yardstick says; `first` is where it first does not."""
-
-    variant: str
-    alike: int
-    of: int
-    first: Difference | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SameOutputVerdict:
-    """The verdict of one expectation of the same output: no interval, and nothing stored.
-
-    `agreements` are those of the variants behind the first, as far as they said anything; each is of the prompts that
-    the first, the yardstick, answered alike twice, of `asked` with `tokens` each.
-    """
-
-    id: str
-    variants: tuple[str, ...]
-    at_least: float
-    word: Word
-    advisory: str | None
-    asked: int
-    tokens: int
-    agreements: tuple[Agreement, ...]
-    reasons: tuple[Reason, ...]
-    logs: tuple[str, ...]
-
-
 Verdict = CaseVerdict | RelationVerdict | CrossoverVerdict | SameOutputVerdict
 
 _ARMS: tuple[Arm, Arm] = ("candidate", "reference")
@@ -280,7 +237,8 @@ def judge(suite: SuiteRecord) -> tuple[Verdict, ...]:
     cases = tuple(judge_case(suite, case, trials[case.variant]) for case in suite.cases if case.selected)
     between = (judge_relation(suite, each) for each in suite.relations if each.selected)
     crossings = (judge_crossover(suite, each) for each in suite.crossovers if each.selected)
-    return (*cases, *between, *crossings, *(judge_output(suite, each) for each in suite.same_outputs if each.selected))
+    outputs = (same_output.judge(suite, each) for each in suite.same_outputs if each.selected)
+    return (*cases, *between, *crossings, *outputs)
 
 
 def _trials(suite: SuiteRecord, variant: str) -> tuple[Trial, ...]:
@@ -312,7 +270,8 @@ def judge_case(suite: SuiteRecord, case: CaseRecord, trials: tuple[Trial, ...] |
         fresh = trial.gate.change(trial.levels.index(case.level)).fresh
         before = _samples(taken_of_reference) if fresh else case.stored.launches
         route = "reference" if fresh else "store" if suite.reference else "store alone"
-        if fresh and (strange := _another_reference(suite, case.stored, launches[-1], others[-1], before)):
+        noise = float(trial.gate.noise.spread[trial.levels.index(case.level)])
+        if fresh and (strange := _another_reference(suite, case.stored, launches[-1], others[-1], before, noise)):
             found, word = (strange,), Word.INVALID
         else:
             judgement = _judgement(trial, case, before, samples)
@@ -347,7 +306,7 @@ def judge_case(suite: SuiteRecord, case: CaseRecord, trials: tuple[Trial, ...] |
         stored=case.stored,
         launches=len(launches),
         max_launches=suite.max_launches,
-        logs=_last_log(launches),
+        logs=last_log(launches),
         launch_s=None if launch_s is None else launch_s + (reference_s or 0.0) * (route == "reference"),
         stopped=suite.stopped,
     )
@@ -359,13 +318,15 @@ def _another_reference(
     candidate: LaunchRecord,
     reference: LaunchRecord,
     before: tuple[LaunchSample, ...],
+    noise: float,
 ) -> Reason | None:
-    """Is the reference as far from the store as the verdict would call a change, for a reason of the suite's own?
+    """Is the reference further from the store than the margin and chance, for a reason of the suite's own?
 
     What both arms run differs from what is stored then: that they are alike says nothing of it.
     """
     now, was = geometric_mean(throughputs(before)), stored.promotion.throughput
-    if abs(now / was - 1) <= suite.margin:
+    chance = STRANGE_AT * noise * math.sqrt(1 / len(before) + 1 / len(stored.launches))
+    if abs(math.log(now / was)) <= -math.log1p(-suite.margin) + chance:
         return None
     both = dict(set(candidate.variant_env) & set(reference.variant_env))
     told = dict(stored.env)
@@ -375,7 +336,7 @@ def _another_reference(
         *([_command_differs(reference, stored)] if reference.command != stored.command else []),
         *([f"environment: {printable(', '.join(changed), 200)}"] if changed else []),
         *([f"model {printable(reference.model or '-', 80)}"] if reference.model != stored.model else []),
-        *([f"build {build_text(reference.build)}"] if _is_another(reference.build, stored.build) else []),
+        *([f"build {build_text(reference.build)}"] if _runs_another(reference.build, stored.build) else []),
     ]
     if not differs:
         return None
@@ -620,85 +581,6 @@ def _crossover(suite: SuiteRecord, record: CrossoverRecord, *, every: bool) -> C
     )
 
 
-def judge_output(suite: SuiteRecord, record: SameOutputRecord) -> SameOutputVerdict:
-    """The verdict on what variants say, from the first launch of each.
-
-    A prompt that the yardstick itself answers in two ways tells nothing of the others and is left out: which prompts
-    count is up to the yardstick alone, so no draft gains by it. Where fewer than half are left, it is no yardstick.
-    A variant that says something else is VIOLATED, whatever is wrong with a third one.
-    """
-    expected = record.same_output
-    launches = {name: _first_launch(suite, name) for name in expected.variants}
-    faults = {name: found for name, launch in launches.items() if (found := _unsaid(suite, name, launch)) is not None}
-    said = {name: each.outputs for name, each in launches.items() if each and each.outputs and name not in faults}
-    yardstick, *others = expected.variants
-    agreements: list[Agreement] = []
-    measure = said.get(yardstick)
-    if measure is not None:
-        pairs = zip(measure.texts, measure.again, strict=False)  # of one that was not asked again nothing counts
-        steady = [place for place, (text, again) in enumerate(pairs) if text and text == again]
-        if len(steady) < LEAST_REPEATED * len(measure.prompts):
-            faults[yardstick] = Reason(
-                name="output not repeatable",
-                seen=f"asked twice, alone and at temperature 0, {yardstick} said the same, and anything at all, to "
-                f"{len(steady)} of {len(measure.prompts)} prompts",
-                advice="find out what is not deterministic in it, or name another variant as the yardstick",
-            )
-        else:
-            agreements = [_agreement(name, measure, said[name], steady) for name in others if name in said]
-    violated = [each.variant for each in agreements if each.alike < expected.at_least * each.of]
-    concerned = [yardstick, *violated] if violated else list(faults)
-    return SameOutputVerdict(
-        id=expected.id,
-        variants=expected.variants,
-        at_least=expected.at_least,
-        word=Word.VIOLATED if violated else Word.INVALID if faults else Word.PASS,
-        advisory=suite.advisory,
-        asked=0 if measure is None else len(measure.prompts),
-        tokens=0 if measure is None else measure.tokens,
-        agreements=tuple(agreements),
-        reasons=tuple(faults.values()),
-        logs=tuple(name for each in concerned if (launch := launches[each]) for name in _last_log([launch])),
-    )
-
-
-def _first_launch(suite: SuiteRecord, variant: str) -> LaunchRecord | None:
-    ours = (each for each in suite.launches if each.variant == variant and each.arm == "candidate")
-    return next(ours, None)
-
-
-def _unsaid(suite: SuiteRecord, variant: str, launch: LaunchRecord | None) -> Reason | None:
-    """Why nothing that a variant said may be compared."""
-    if suite.problem is not None:
-        return Reason(name="not measured", seen=suite.problem, advice="put that right, and measure again")
-    if launch is None or launch.outputs is None:
-        return Reason(
-            name="not measured",
-            seen=suite.stopped or f"{variant} was not asked for its output",
-            advice="give the campaign more minutes with --perf-budget-minutes, or measure again",
-        )
-    if (reason := launch.outputs.reason) is not None:
-        return replace(reason, seen=f"{variant}: {reason.seen}")
-    if (value := dict(launch.variant_env).get(SIMULATED_ACCEPTANCE)) is not None:
-        return Reason(
-            name="acceptance is simulated",
-            seen=f"{SIMULATED_ACCEPTANCE} is {printable(value, 32)} in {variant}: what it says is not its model's",
-            advice="expect the same output of variants without it",
-        )
-    return None
-
-
-def _agreement(variant: str, yardstick: Outputs, other: Outputs, steady: Sequence[int]) -> Agreement:
-    apart = [place for place in steady if yardstick.texts[place] != other.texts[place]]
-    first = None
-    if apart:
-        texts = yardstick.texts[apart[0]], other.texts[apart[0]]
-        at = next((at for at, (one, two) in enumerate(zip(*texts, strict=False)) if one != two), min(map(len, texts)))
-        shown = slice(max(0, at - SHOWN_BEFORE), at + SHOWN_BEHIND)
-        first = Difference(prompt=yardstick.prompts[apart[0]], at=at, yardstick=texts[0][shown], other=texts[1][shown])
-    return Agreement(variant=variant, alike=len(steady) - len(apart), of=len(steady), first=first)
-
-
 def _more_under_load(suite: SuiteRecord, pair: tuple[str, str], contrasts: Sequence[Contrast]) -> Iterator[str]:
     """A note where a speculative variant's lead grows with the level: its steps should have less and less to spare.
 
@@ -769,7 +651,7 @@ def _logs(suite: SuiteRecord, taken: Mapping[tuple[str, int], Taken]) -> tuple[s
     """The launches whose logs say most: of the sides that are at fault, else of all."""
     cases = {(case.variant, case.level): case for case in suite.cases}
     at_fault = [place for place in taken if reasons(suite, cases[place])] or list(taken)
-    logs = [name for place in at_fault for name in _last_log([launch for launch, _ in taken[place]])]
+    logs = [name for place in at_fault for name in last_log([launch for launch, _ in taken[place]])]
     return tuple(dict.fromkeys(logs))
 
 
@@ -818,6 +700,11 @@ def _is_another(now: Build | None, was: Build | None) -> bool:
     return now is not None and was is not None and now != was
 
 
+def _runs_another(now: Build | None, was: Build | None) -> bool:
+    """Does it differ in what serves? Any package that was installed since is another build."""
+    return _is_another(now, was and now and replace(was, packages=now.packages))
+
+
 def _command_differs(launch: LaunchRecord, stored: StoredCase) -> str:
     new = [part for part in launch.command if part not in stored.command]
     old = [part for part in stored.command if part not in launch.command]
@@ -832,11 +719,6 @@ def _builds(launches: list[LaunchRecord], references: list[LaunchRecord]) -> tup
     if not launches or not references:
         return None
     return launches[-1].build, references[-1].build
-
-
-def _last_log(launches: list[LaunchRecord]) -> tuple[str, ...]:
-    """The last launch: what is INVALID is not launched again. A server that already ran left no log with us."""
-    return tuple(launch.name for launch in launches[-1:] if launch.command)
 
 
 def _mean(values: list[float]) -> float | None:

@@ -376,7 +376,15 @@ def every_word() -> SuiteRecord:
 def night() -> Campaign:
     """A campaign on two GPUs: a suite that passes, and one with a case of every kind."""
     gpus = tuple(
-        Gpu(name="NVIDIA H200", uuid=f"GPU-{number}", power_limit_w=700.0, clocks_mhz=None, persistent=None)
+        Gpu(
+            name="NVIDIA H200",
+            uuid=f"GPU-{number}",
+            power_limit_w=700.0,
+            clocks_mhz=None,
+            persistent=None,
+            pcie=None,
+            nvlinks=None,
+        )
         for number in range(2)
     )
     first, second = (replace(each, build=PATCHED) for each in eagle3(2981.0, 2985.0))
@@ -550,7 +558,7 @@ def hostile_night(text: str) -> Campaign:
     store = replace(STORE, model=text, server_version=text, promotions=(replace(STORE.promotion, reason=text),))
     judged = replace(case(taken, taken, store=(store,)), stopped=text)
     failing = replace(case(launch(failed(16, reason), variant="eagle3")), advisory=text, name="other")
-    gpu = Gpu(name=text, uuid=text, power_limit_w=None, clocks_mhz=None, persistent=None)
+    gpu = Gpu(name=text, uuid=text, power_limit_w=None, clocks_mhz=None, persistent=None, pcie=None, nvlinks=None)
     return replace(campaign(judged, failing), rig=replace(RIG, gpus=(gpu,), driver=text, cpu=text, kernel=text))
 
 
@@ -638,3 +646,41 @@ def write_goldens() -> None:
 
 if __name__ == "__main__":
     write_goldens()
+
+
+SLOW = (2700.0, 2705.0, 2698.0)
+
+
+def alike(*, command: tuple[str, ...] = (), reference: Build = UNPATCHED) -> CaseVerdict:
+    """A night on which both arms are alike, and 9 % slower than what is stored."""
+    night = pairs(SLOW, SLOW, builds=(reference, PATCHED))
+    launches = tuple(replace(each, command=(*each.command, *command)) for each in night.launches)
+    stored_build = tuple(
+        replace(case, stored=replace(case.stored, build=UNPATCHED)) for case in night.cases if case.stored
+    )
+    (found,) = judge(replace(night, launches=launches, cases=stored_build))
+    assert isinstance(found, CaseVerdict)
+    return found
+
+
+def test_a_night_on_which_both_builds_are_slow_says_so_beside_its_pass() -> None:
+    found = alike(reference=replace(UNPATCHED, packages="of another day"))
+    assert found.word is Word.PASS
+    told = "reference: it runs itself about -9 % beside its stored baseline"
+    assert told in report.remarks(pairs(SLOW, SLOW), [found])
+
+
+@pytest.mark.parametrize(
+    ("night", "seen"),
+    [
+        ({"command": ("--slow",)}, "command: now with --slow"),
+        ({"reference": replace(UNPATCHED, commit="f" * 40)}, "build sglang"),
+    ],
+)
+def test_what_slows_both_arms_and_is_the_suites_own_is_not_cleared_by_their_being_alike(
+    night: dict[str, tuple[str, ...] | Build], seen: str
+) -> None:
+    found = alike(**night)  # type: ignore[arg-type]
+    assert [each.name for each in found.reasons] == ["reference is not what is stored"]
+    assert seen in found.reasons[0].seen
+    assert found.word is Word.INVALID

@@ -13,9 +13,11 @@ from perf.gate import Word
 from perf.measured import SIMULATED_ACCEPTANCE
 from perf.record import LaunchRecord, SuiteRecord, no_outputs
 from perf.report import markdown, properties, screen
+from perf.same_output import Agreement, SameOutputVerdict
+from perf.same_output import judge as judge_output
 from perf.statements import verdict_table
 from perf.validity import Reason
-from perf.verdict import Agreement, CaseVerdict, SameOutputVerdict, judge, judge_output
+from perf.verdict import CaseVerdict, judge
 from tests.unit.simulated import campaign, launch, measured, same_output, saying, suite
 
 TEXTS = ("one", "two", "three", "four")
@@ -95,9 +97,11 @@ def test_a_prompt_to_which_the_yardstick_says_two_things_is_left_out() -> None:
     assert "1 of 4 prompts, to which baseline says two things" in screen(found, "promote", "folder")
 
 
-def test_a_yardstick_that_agrees_with_itself_on_half_of_the_prompts_is_one() -> None:
+def test_a_yardstick_that_agrees_with_itself_on_three_of_four_prompts_is_one_and_on_half_is_none() -> None:
+    found = judged(plain(again=("eins", "two", "three", "four")), draft("eins", "two", "three", "four"))
+    assert (found.word, found.agreements[0].of) == (Word.PASS, 3)
     found = judged(plain(again=("eins", "zwei", "three", "four")), draft("eins", "zwei", "three", "four"))
-    assert (found.word, found.agreements[0].of) == (Word.PASS, 2)
+    assert found.word is Word.INVALID
 
 
 def test_a_yardstick_that_mostly_disagrees_with_itself_is_none() -> None:
