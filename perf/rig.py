@@ -5,28 +5,24 @@ import os
 import platform
 import re
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
-from typing import TypeVar
 
-import psutil
 import pynvml
 
-T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PcieLink:
-    """How fast a PCIe link runs, or can."""
-
-    generation: int
-    width: int
-
-    def __str__(self) -> str:
-        """`PCIe 5.0 x16`."""
-        return f"PCIe {self.generation}.0 x{self.width}"
+from perf.nvml import (
+    PcieLink,
+    memory_used_bytes,
+    pcie_most,
+    pcie_now,
+    pids_on,
+    process_name,
+    reasons_now,
+    slowed_by,
+    told,
+    utilisation,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,8 +39,8 @@ class Gpu:
     power_limit_w: float | None
     clocks_mhz: tuple[int, int] | None
     persistent: bool | None
-    pcie: PcieLink | None = None
-    nvlinks: int | None = None
+    pcie: PcieLink | None
+    nvlinks: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,8 +58,8 @@ class Rig:
     governor: str | None
     machine: str
     kernel: str
+    pairs: tuple[tuple[str, int], ...]
     note: str | None = None
-    pairs: tuple[tuple[str, int], ...] = ()
 
     @property
     def id(self) -> str:
@@ -138,12 +134,12 @@ class GpuState:
 class GpuTelemetry:
     """How one GPU fared while a round was measured; None where the board or its driver does not tell.
 
-    `index` is as NVML numbers it. SM clocks (MHz) are of the samples in which it was not idle; of those that were there
-    are `idle_samples` among `samples`. `slowed_by` has the share of samples for each reason that occurred. Errors of
-    memory (`ecc_*`) are what came in the window, and `xids` the driver's numbers for errors that it reported in it.
-    `foreign` are processes on it that are not of the server; None too where none of the server's own could be seen, as
-    from within some containers. `utilisation_mean` is a share, `pcie` the fastest that its link was seen to run and
-    `pcie_most` what it can.
+    `index` is as NVML numbers it. Clocks (MHz) are of the samples in which it was not idle, without the first and the
+    last of those; idle were `idle_samples` among `samples`. `slowed_by` has the share of samples for each reason that
+    occurred. Errors of memory (`ecc_*`) are what came in the window, and `xids` the driver's numbers for errors that it
+    reported in it. `foreign` are processes on it that are not of the server; None too where none of the server's own
+    could be seen, as from within some containers. `utilisation_mean` is a share, `pcie` the fastest that its link was
+    seen to run and `pcie_most` what it can.
     """
 
     index: int | None
@@ -166,19 +162,6 @@ class GpuTelemetry:
     pcie: PcieLink | None
     pcie_most: PcieLink | None
 
-
-#: What holds the clocks of most loaded cards: it is judged by what it does to them.
-POWER_CAP = "its power cap"
-
-#: Reasons for held down clocks that spoil a measurement, by their bits. Idle, and clocks somebody set, are not among
-#: them (NVML, nvmlClocksEventReasons).
-_SLOWED_BY = {
-    pynvml.nvmlClocksEventReasonSwPowerCap: POWER_CAP,
-    pynvml.nvmlClocksThrottleReasonHwSlowdown: "the hardware (heat, power brake or a fast trigger)",
-    pynvml.nvmlClocksEventReasonSwThermalSlowdown: "heat (the driver)",
-    pynvml.nvmlClocksThrottleReasonHwThermalSlowdown: "heat (the hardware)",
-    pynvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown: "the power brake",
-}
 
 #: Where the ways of two GPUs to each other meet, nearest first (NVML, nvmlGpuTopologyLevel_t).
 _MEETING = {
@@ -232,8 +215,8 @@ def probe() -> Rig:
         governor=_governor(Path("/sys/devices/system/cpu")),
         machine=hashlib.sha256(_machine_id().encode()).hexdigest()[:16],
         kernel=platform.release(),
-        note=note,
         pairs=pairs,
+        note=note,
     )
 
 
@@ -255,62 +238,20 @@ def states(rig: Rig) -> tuple[GpuState, ...]:
 
 def _state(index: int) -> GpuState:
     handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-    memory = told(pynvml.nvmlDeviceGetMemoryInfo, handle)
     mode = told(pynvml.nvmlDeviceGetPersistenceMode, handle)
     limit = told(pynvml.nvmlDeviceGetEnforcedPowerLimit, handle)
     return GpuState(
         index=index,
         uuid=_string(pynvml.nvmlDeviceGetUUID(handle)),
         processes=tuple(GpuProcess(pid=pid, name=process_name(pid)) for pid in pids_on(handle) or ()),
-        memory_used_bytes=None if memory is None else int(memory.used),
-        slowed_by=slowed_by(told(pynvml.nvmlDeviceGetCurrentClocksEventReasons, handle) or 0),
+        memory_used_bytes=memory_used_bytes(handle),
+        slowed_by=slowed_by(reasons_now(handle) or 0),
         celsius=told(pynvml.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU),
         persistent=None if mode is None else bool(mode),
         power_limit_w=None if limit is None else limit / 1000,
         pcie=pcie_now(handle),
         utilisation=utilisation(handle),
     )
-
-
-def told(ask: Callable[..., T], *arguments: object) -> T | None:
-    """What NVML answers; None where this board or driver does not tell."""
-    try:
-        return ask(*arguments)
-    except pynvml.NVMLError:
-        return None
-
-
-def slowed_by(reasons: int) -> tuple[str, ...]:
-    """What holds clocks down, in words, by the bits that NVML answers. Of an idle GPU nothing does."""
-    if reasons & pynvml.nvmlClocksEventReasonGpuIdle:
-        return ()
-    return tuple(text for bit, text in _SLOWED_BY.items() if reasons & bit)
-
-
-def pids_on(handle: object) -> tuple[int, ...] | None:
-    """Whose contexts are on a GPU; None where the driver does not tell."""
-    running = told(pynvml.nvmlDeviceGetComputeRunningProcesses, handle)
-    return None if running is None else tuple(int(each.pid) for each in running)
-
-
-def utilisation(handle: object) -> float | None:
-    """The share of the driver's last sample period in which a GPU worked."""
-    rates = told(pynvml.nvmlDeviceGetUtilizationRates, handle)
-    return None if rates is None else int(rates.gpu) / 100
-
-
-def pcie_now(handle: object) -> PcieLink | None:
-    """How its PCIe link runs at this moment."""
-    generation = told(pynvml.nvmlDeviceGetCurrPcieLinkGeneration, handle)
-    width = told(pynvml.nvmlDeviceGetCurrPcieLinkWidth, handle)
-    return None if generation is None or width is None else PcieLink(generation=int(generation), width=int(width))
-
-
-def pcie_most(handle: object) -> PcieLink | None:
-    """The most that its PCIe link can, where it sits."""
-    generation = told(pynvml.nvmlDeviceGetMaxPcieLinkGeneration, handle)
-    width = told(pynvml.nvmlDeviceGetMaxPcieLinkWidth, handle)
-    return None if generation is None or width is None else PcieLink(generation=int(generation), width=int(width))
 
 
 def _pairs(handles: list[object]) -> tuple[tuple[str, int], ...]:
@@ -330,14 +271,6 @@ def _amd_gpus(nodes: Path) -> int:
             continue
         count += re.search(r"^simd_count [1-9]", text, flags=re.MULTILINE) is not None
     return count
-
-
-def process_name(pid: int) -> str:
-    """What a process is called."""
-    try:
-        return psutil.Process(pid).name()
-    except psutil.Error:  # of another container, or just ended
-        return "not seen from here"
 
 
 def _gpu(handle: object) -> Gpu:

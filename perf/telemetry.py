@@ -5,18 +5,15 @@ server's streams must not wait. It runs `main` here, talks over a socket pair, w
 with the process that started it. One that dies or hangs costs what it would have told, and never the round.
 """
 
-import json
 import os
 import statistics
 import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from pathlib import Path
 from socket import socketpair
 from types import TracebackType
 from typing import Self
@@ -24,18 +21,19 @@ from typing import Self
 import psutil
 import pynvml
 
-from perf.rig import (
-    GpuProcess,
-    GpuTelemetry,
+from perf import interpreter
+from perf.nvml import (
     PcieLink,
     pcie_most,
     pcie_now,
     pids_on,
     process_name,
+    reasons_now,
     slowed_by,
     told,
     utilisation,
 )
+from perf.rig import GpuProcess, GpuTelemetry
 
 #: A look at eight GPUs is some hundred questions; more of them would tell little more of a round of many seconds.
 INTERVAL_S = 0.5
@@ -61,18 +59,16 @@ MAX_EVENTS = 32
 #: A process must be seen on a GPU so often to count: the driver lists one for a moment after it has ended.
 LEAST_SIGHTINGS = 2
 
+#: Looks at each end of a GPU's work whose clocks are not told: it ramps up, and down.
+RAMP_LOOKS = 1
+
 #: Of many, the first are named.
 MAX_FOREIGN = 8
 
 #: What the process is given of our environment; the rest may hold keys.
 KEPT_ENV = ("PATH", "LD_LIBRARY_PATH")
 
-#: Ctrl-C is for us alone. Isolated (-I), then with exactly our module path.
-_BOOT = (
-    "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); "
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from perf.telemetry import main; main()"
-)
-_PACKAGE_ROOT = Path(__file__).resolve().parent.parent
+_UNKNOWN = "clocks and errors of its GPUs are not known"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +79,7 @@ class _Begin:
 
 
 class Sampler:
-    """Looks at these GPUs between `begin` and `end`. Its process starts with the first round, anew where it was lost.
+    """Looks at these GPUs between `begin` and `end`. Its process starts on entry, and by `start` where it was lost.
 
     `problem` says why the last round was not seen, None where it was.
     """
@@ -95,8 +91,10 @@ class Sampler:
         self._process: subprocess.Popen[bytes] | None = None
         self._link: Connection | None = None
         self._tries = 0
+        self._is_open = False
 
     def __enter__(self) -> Self:
+        self.start()
         return self
 
     def __exit__(
@@ -104,17 +102,29 @@ class Sampler:
     ) -> None:
         self._end()
 
+    def start(self) -> None:
+        """See that its process runs. It may take seconds: call it before a warm-up, behind which GPUs would idle."""
+        if self._link is not None or self._tries == MAX_TRIES:
+            return
+        self._tries += 1
+        try:
+            self._start()
+        except OSError as error:  # no file or process is left
+            self._end()
+            self.problem = f"the process that asks NVML could not be started ({error.strerror}): {_UNKNOWN}"
+            return
+        answer = self._ask(self._order, START_S)
+        if answer is not True:
+            self._lost("when it was started" + (f" (NVML answers {answer})" if isinstance(answer, str) else ""))
+
     def begin(self, server: int | None) -> None:
         """A round begins, of a server whose command is process `server`. Returns once the looks have begun."""
+        if self._is_open:  # the round before it was broken off
+            self.end()
         if self._link is None:
-            if self._tries == MAX_TRIES:
-                return
-            self._start()
-            answer = self._ask(self._order, START_S)
-            if answer is not True:
-                self._lost("when it was started" + (f" (NVML answers {answer})" if isinstance(answer, str) else ""))
-                return
+            return
         self.problem = None
+        self._is_open = True
         if self._ask(_Begin(server=server), self._answer_s) is not True:
             self._lost("when the round began")
 
@@ -122,6 +132,7 @@ class Sampler:
         """What was seen since `begin`, of each GPU; None where nothing could be."""
         if self._link is None:
             return None
+        self._is_open = False
         seen = self._ask(None, self._answer_s)
         if isinstance(seen, tuple):
             return seen
@@ -129,13 +140,11 @@ class Sampler:
         return None
 
     def _start(self) -> None:
-        self._tries += 1
-        module_path = [*map(os.path.abspath, sys.path), str(_PACKAGE_ROOT)]
         ours, theirs = socketpair()
         with theirs:
             self._link = Connection(ours.detach())
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-c", _BOOT, json.dumps(module_path)],
+                interpreter.command("perf.telemetry"),
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -158,16 +167,18 @@ class Sampler:
             self._process.wait(KILL_WAIT_S)  # its end is seen a moment after that of its socket
         code = self._process.returncode
         how = "did not answer" if code is None else "ended"
-        self.problem = f"the process that asks NVML {how} {when}: clocks and errors of its GPUs are not known"
+        self.problem = f"the process that asks NVML {how} {when}: {_UNKNOWN}"
         self._end()
 
     def _end(self) -> None:
-        if self._process is not None and self._link is not None:
+        if self._process is not None:
             self._process.kill()
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(KILL_WAIT_S)
+        if self._link is not None:
             self._link.close()
-        self._link = None
+        self._process = self._link = None
+        self._is_open = False
 
 
 # In the process.
@@ -249,7 +260,7 @@ class _Seen:
     def look(self, board: _Board) -> None:
         handle = board.handle
         self.samples += 1
-        reasons = told(pynvml.nvmlDeviceGetCurrentClocksEventReasons, handle)
+        reasons = reasons_now(handle)
         core = told(pynvml.nvmlDeviceGetClockInfo, handle, pynvml.NVML_CLOCK_SM)
         memory = told(pynvml.nvmlDeviceGetClockInfo, handle, pynvml.NVML_CLOCK_MEM)
         power = told(pynvml.nvmlDeviceGetPowerUsage, handle)
@@ -303,6 +314,7 @@ class _Window:
             None if was is None or now is None else max(0, now - was)
             for was, now in zip(seen.ecc_before, _ecc_errors(board), strict=True)
         ]
+        core_mhz, memory_mhz = (each[RAMP_LOOKS:-RAMP_LOOKS] for each in (seen.core_mhz, seen.memory_mhz))
         xids = None if seen.xids is None else (*seen.xids, *(board.xids() or []))
         slowed = tuple((why, count / seen.samples) for why, count in sorted(seen.slowed.items()))
         return GpuTelemetry(
@@ -310,10 +322,10 @@ class _Window:
             uuid=board.uuid,
             samples=seen.samples,
             idle_samples=seen.idle_samples,
-            sm_clock_median_mhz=_of(statistics.median, seen.core_mhz),
-            sm_clock_mean_mhz=_of(statistics.fmean, seen.core_mhz),
-            sm_clock_min_mhz=_of(min, seen.core_mhz),
-            memory_clock_median_mhz=_of(statistics.median, seen.memory_mhz),
+            sm_clock_median_mhz=_of(statistics.median, core_mhz),
+            sm_clock_mean_mhz=_of(statistics.fmean, core_mhz),
+            sm_clock_min_mhz=_of(min, core_mhz),
+            memory_clock_median_mhz=_of(statistics.median, memory_mhz),
             power_mean_w=_of(statistics.fmean, seen.power_w),
             power_max_w=_of(max, seen.power_w),
             temperature_max_celsius=max(seen.celsius, default=None),

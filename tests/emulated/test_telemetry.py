@@ -8,17 +8,19 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import psutil
 import pytest
 
 from perf import rig
+from perf.nvml import POWER_CAP, PcieLink
 from perf.record import RoundRecord
-from perf.rig import GpuTelemetry, PcieLink
+from perf.rig import GpuTelemetry
 from perf.telemetry import MAX_TRIES, Sampler
-from tests.emulated.inner import PACED, PATIENCE_S, POLL_S, Desk, Run
-from tests.nvml.script import CONSUMER, WORKING, Driver, no_driver, path_with
+from tests.emulated.inner import PACED, PATIENCE_S, POLL_S, Desk, Run, wait_until
+from tests.nvml.script import CONSUMER, OLDER, WORKING, Driver, no_driver, path_with
 
 #: Looks follow each other quickly, so that a window is short.
 QUICK_S = 0.02
@@ -38,6 +40,7 @@ def sampler(driver: Driver, *uuids: str, answer_s: float = 5.0) -> Iterator[Samp
 
 def window(made: Sampler, meanwhile: Callable[[], None] = lambda: None, *, server: int | None = None) -> GpuTelemetry:
     """What one window told of the only GPU."""
+    made.start()
     made.begin(server)
     time.sleep(WINDOW_S / 2)
     meanwhile()
@@ -94,7 +97,29 @@ def test_reasons_for_slow_clocks_are_shares_of_the_samples_and_what_users_set_is
         seen = window(it)
     assert seen.slowed_by is not None
     shares = dict(seen.slowed_by)
-    assert shares == {"heat (the driver)": pytest.approx(0.25, abs=0.2), rig.POWER_CAP: pytest.approx(0.25, abs=0.2)}
+    assert shares == {"heat (the driver)": pytest.approx(0.25, abs=0.2), POWER_CAP: pytest.approx(0.25, abs=0.2)}
+
+
+def test_an_older_driver_is_asked_by_the_older_name(tmp_path: Path) -> None:
+    with sampler(Driver(tmp_path, OLDER)) as it:
+        seen = window(it)
+    assert seen.slowed_by == (("heat (the hardware)", 1.0),)
+
+
+def test_looks_at_a_card_that_ramps_up_or_down_are_no_clocks_of_the_work(tmp_path: Path) -> None:
+    driver = Driver(tmp_path, WORKING | {"sm_mhz": 210, "memory_mhz": 405})
+    slow_s = 0.2  # between looks: the first is after half of it
+    sys.path.insert(0, str(driver.folder))
+    with Sampler(["GPU-0"], interval_s=slow_s) as it:
+        sys.path.remove(str(driver.folder))
+        it.begin(None)
+        time.sleep(slow_s)
+        driver.change(sm_mhz=2400, memory_mhz=1593)
+        time.sleep(5 * slow_s)
+        seen = it.end()
+    assert seen is not None
+    assert seen[0].samples >= 3
+    assert (seen[0].sm_clock_min_mhz, seen[0].sm_clock_mean_mhz, seen[0].memory_clock_median_mhz) == (2400, 2400, 1593)
 
 
 def test_an_idle_gpu_is_not_slow_and_its_clocks_are_no_clocks_of_the_work(tmp_path: Path) -> None:
@@ -169,13 +194,54 @@ def test_a_driver_that_dies_or_hangs_costs_the_telemetry_and_never_holds_up_a_ro
         assert it.problem is None
 
 
+def test_a_round_that_was_broken_off_leaves_the_next_its_telemetry(tmp_path: Path) -> None:
+    with sampler(Driver(tmp_path, WORKING)) as it:
+        it.begin(None)
+        assert window(it).samples < 2 * WINDOW_S / QUICK_S
+        assert it.problem is None
+
+
+def test_the_process_is_there_before_the_first_round_and_a_round_never_waits_for_its_start(tmp_path: Path) -> None:
+    """Else the GPUs would idle between the warm-up and the round."""
+    driver = Driver(tmp_path, WORKING)
+    with sampler(driver) as it:
+        (child,) = psutil.Process().children()
+        child.kill()
+        it.begin(None)  # it is lost
+        assert it.problem is not None
+        it.begin(None)
+        assert psutil.Process().children() == []
+        assert it.end() is None
+        it.start()
+        assert len(psutil.Process().children()) == 1
+
+
+@pytest.mark.parametrize("left", [0, 2])
+def test_where_no_file_can_be_opened_a_round_is_measured_without_telemetry(tmp_path: Path, left: int) -> None:
+    """Neither the pair of sockets nor, where `left` are left, the process."""
+    driver = Driver(tmp_path, WORKING)
+    code = (
+        "import os, resource; from perf.telemetry import Sampler; "
+        f"free = os.dup(0); os.close(free); resource.setrlimit(resource.RLIMIT_NOFILE, (free + {left},) * 2); "
+        "it = Sampler(['GPU-0']); it.start(); it.begin(None); print(it.end(), it.problem); "
+        "print(os.dup(0) == free)"
+    )
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(driver.folder), *sys.path])}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
+    assert "None the process that asks NVML could not be started (Too many open files)" in done.stdout, done.stderr
+    if left:
+        assert done.stdout.endswith("True\n")  # and what it opened is closed
+
+
 def test_a_driver_that_never_answers_is_asked_a_few_times_and_then_left_alone(tmp_path: Path) -> None:
     driver = Driver(tmp_path, WORKING, init="DRIVER_NOT_LOADED")
     with sampler(driver) as it:
         for _ in range(MAX_TRIES):
+            it.start()
             it.begin(None)
             assert it.end() is None
         driver.breaks(init=None)
+        it.start()
         it.begin(None)
         assert it.end() is None
         assert it.problem is not None
@@ -185,7 +251,7 @@ def test_a_driver_that_never_answers_is_asked_a_few_times_and_then_left_alone(tm
 def test_the_process_ends_with_the_one_that_started_it(tmp_path: Path) -> None:
     driver = Driver(tmp_path, WORKING)
     code = (
-        "import psutil, time; from perf.telemetry import Sampler; it = Sampler(['GPU-0']); it.begin(None); "
+        "import psutil, time; from perf.telemetry import Sampler; it = Sampler(['GPU-0']); it.start(); it.begin(None); "
         "print(psutil.Process().children()[0].pid, flush=True); time.sleep(60)"
     )
     env = os.environ | {"PYTHONPATH": os.pathsep.join([str(driver.folder), *sys.path])}
@@ -223,7 +289,7 @@ def test_the_real_driver_tells_of_every_gpu_what_it_is_asked() -> None:
 
 GPU = 'requires = "gpu"\ngpus = 1'
 #: Long enough for the looks from which clocks are told.
-WORKLOAD = "output_tokens = 48\nrequests_per_level = 6\nwarmup_requests = 1"
+WORKLOAD = "output_tokens = 48\nrequests_per_level = 8\nwarmup_requests = 1"
 
 
 class Night:
@@ -277,8 +343,9 @@ def test_clocks_that_are_not_those_of_the_stored_night_are_not_comparable_though
     done = night.run(sm_mhz=2190)
     assert (done.code, done.words()) == (1, {"small/plain/c002": "INVALID"}), done.screen
     message = done.item("small/plain/c002").message
-    assert "clocks differ: tonight ran at 2,190 MHz (median of the slowest GPU; mean 2,190)" in message
-    assert "the stored baseline at 2,470 (2,470)" in message
+    assert (
+        "clocks differ: tonight ran at 2,190 MHz (median of the slowest GPU), the stored baseline at 2,470" in message
+    )
     assert "nvidia-smi -lgc" in message
     assert len(night.desk.campaign().suites[0].launches) == 1  # what is at fault is not launched again
     checked = night.desk.perf("check")
@@ -310,3 +377,18 @@ def test_a_driver_that_dies_when_it_is_sampled_leaves_a_note_and_a_night_without
     assert [each.gpus for each in made.rounds()] == [None] * len(made.rounds())
     (suite,) = made.desk.campaign().suites
     assert all(any("are not known" in note for note in launch.notes) for launch in suite.launches)
+
+
+def test_a_driver_that_answers_again_before_a_warm_up_is_asked_again(tmp_path: Path) -> None:
+    made = Night(tmp_path)
+    made.driver.breaks(no_events=True)
+
+    def mends() -> None:
+        wait_until(lambda: any((folder / "plain-1").is_dir() for folder in made.desk.folders()), "the first launch")
+        made.driver.breaks(no_events=False)
+
+    mending = Thread(target=mends)
+    mending.start()
+    made.run()
+    mending.join()
+    assert made.rounds()[-1].gpus is not None

@@ -10,7 +10,7 @@ question, so it may change while somebody asks, and has
 A list is answered one entry after the other, over and over; a word in capitals is the error of that name; what a GPU
 does not have is NOT_SUPPORTED. `xids` are the numbers of errors since it was asked last, so each is told once by a
 process: those that the script has beyond the ones told before. One as `[1.5, 79]` comes so many seconds after the
-process has begun to ask. `init` is why there is no driver; what `no_events` has
+process has first asked for a clock. `init` is why there is no driver; what `no_events` has
 dies when it is asked for them.
 """
 
@@ -44,7 +44,7 @@ def _the_real_one() -> Any:
 real = _the_real_one()
 globals().update({name: value for name, value in vars(real).items() if not name.startswith("_")})
 
-_BEGAN_S = time.monotonic()
+_began_s: list[float] = []
 
 _asked: Counter[tuple[int, str]] = Counter()
 _told: Counter[int] = Counter()
@@ -131,11 +131,17 @@ def nvmlDeviceGetApplicationsClock(handle: int, type: int) -> Any:
 
 
 def nvmlDeviceGetClockInfo(handle: int, type: int) -> Any:
+    _began_s[1:] = []
+    _began_s.append(time.monotonic())
     return _answer(handle, "sm_mhz" if type == real.NVML_CLOCK_SM else "memory_mhz")
 
 
 def nvmlDeviceGetCurrentClocksEventReasons(handle: int) -> Any:
     return _answer(handle, "reasons")
+
+
+def nvmlDeviceGetCurrentClocksThrottleReasons(handle: int) -> Any:
+    return _answer(handle, "throttle_reasons")
 
 
 def nvmlDeviceGetPowerUsage(handle: int) -> Any:
@@ -151,9 +157,10 @@ def nvmlDeviceGetUtilizationRates(handle: int) -> Any:
     return SimpleNamespace(gpu=_answer(handle, "utilisation"), memory=0)
 
 
-def nvmlDeviceGetMemoryInfo(handle: int, version: None = None) -> Any:
-    assert version is None
-    return SimpleNamespace(used=_answer(handle, "memory_used"))
+def nvmlDeviceGetMemoryInfo(handle: int, version: int | None = None) -> Any:
+    """The first version counts what the driver keeps for itself as used."""
+    assert version in (None, real.nvmlMemory_v2)
+    return SimpleNamespace(used=_answer(handle, "memory_used" if version else "memory_used_v1"))
 
 
 def nvmlDeviceGetComputeRunningProcesses(handle: int) -> Any:
@@ -211,7 +218,7 @@ def nvmlDeviceRegisterEvents(handle: int, eventTypes: int, eventSet: list[int]) 
 def nvmlEventSetWait_v2(eventSet: list[int], timeoutms: int) -> Any:
     assert timeoutms == 0
     for handle in eventSet:
-        age_s = time.monotonic() - _BEGAN_S
+        age_s = time.monotonic() - _began_s[0] if _began_s else 0.0
         entries = (each if isinstance(each, list) else [0.0, each] for each in _answer(handle, "xids"))
         xids = [number for after_s, number in entries if age_s >= after_s]
         if _told[handle] < len(xids):

@@ -23,10 +23,12 @@ WORKING: dict[str, Any] = {
     "sm_mhz": 2400,
     "memory_mhz": 1593,
     "reasons": 0,
+    "throttle_reasons": 0,
     "power_mw": 550_000,
     "celsius": 62,
     "utilisation": 97,
     "memory_used": 3 * 1024**2,
+    "memory_used_v1": 912 * 1024**2,
     "processes": [],
     "ecc_corrected": 7,
     "ecc_uncorrected": 0,
@@ -43,6 +45,13 @@ CONSUMER: dict[str, Any] = {
     name: value
     for name, value in WORKING.items()
     if name not in ("ecc_corrected", "ecc_uncorrected", "xids", "nvlinks", "application_mhz")
+}
+
+#: What a driver before 535 answers, and one that knows memory by the first version of its question alone.
+OLDER: dict[str, Any] = WORKING | {
+    "reasons": "FUNCTION_NOT_FOUND",
+    "throttle_reasons": 0x40,
+    "memory_used": "FUNCTION_NOT_FOUND",
 }
 
 

@@ -10,15 +10,20 @@ from typing import Any
 import pynvml
 import pytest
 
-from perf import rig
-from perf.rig import Gpu, GpuProcess, PcieLink, Rig, visible
-from tests.nvml.script import CONSUMER, WORKING, Driver
+from perf import nvml, rig
+from perf.nvml import PcieLink
+from perf.rig import Gpu, GpuProcess, Rig, visible
+from perf.validity import check_gpus
+from tests.nvml.script import CONSUMER, OLDER, WORKING, Driver
 
 BLACKWELL = "NVIDIA RTX PRO 6000 Blackwell Server Edition"
 
 
 def gpus(*uuids: str, name: str = BLACKWELL) -> tuple[Gpu, ...]:
-    return tuple(Gpu(name=name, uuid=uuid, power_limit_w=600.0, clocks_mhz=None, persistent=None) for uuid in uuids)
+    return tuple(
+        Gpu(name=name, uuid=uuid, power_limit_w=600.0, clocks_mhz=None, persistent=None, pcie=None, nvlinks=None)
+        for uuid in uuids
+    )
 
 
 def machine(*cards: Gpu) -> Rig:
@@ -30,6 +35,7 @@ def machine(*cards: Gpu) -> Rig:
         governor="performance",
         machine="0123456789abcdef",
         kernel="6.1",
+        pairs=(),
     )
 
 
@@ -57,8 +63,24 @@ def test_power_limits_go_with_the_uuids_not_with_the_order_of_listing() -> None:
 
 def test_the_fingerprint_names_what_may_change_and_leaves_out_what_is_not_known() -> None:
     cards = (
-        Gpu(name=BLACKWELL, uuid="GPU-b", power_limit_w=None, clocks_mhz=(2430, 1593), persistent=True),
-        Gpu(name=BLACKWELL, uuid="GPU-a", power_limit_w=None, clocks_mhz=(1980, 1593), persistent=True),
+        Gpu(
+            name=BLACKWELL,
+            uuid="GPU-b",
+            power_limit_w=None,
+            clocks_mhz=(2430, 1593),
+            persistent=True,
+            pcie=None,
+            nvlinks=None,
+        ),
+        Gpu(
+            name=BLACKWELL,
+            uuid="GPU-a",
+            power_limit_w=None,
+            clocks_mhz=(1980, 1593),
+            persistent=True,
+            pcie=None,
+            nvlinks=None,
+        ),
     )
     assert machine(*cards).fingerprint == (
         ("driver", "590.1"),
@@ -115,7 +137,9 @@ def test_this_machine_can_be_named_and_its_id_never_leaves_it() -> None:
 def simulated(monkeypatch: pytest.MonkeyPatch, folder: Path, *cards: dict[str, Any], **whole: object) -> Driver:
     """This process asks a simulated driver from now on."""
     driver = Driver(folder, *cards, **whole)
-    monkeypatch.setattr(rig, "pynvml", driver.module())
+    module = driver.module()
+    for each in (nvml, rig):
+        monkeypatch.setattr(each, "pynvml", module)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     return driver
 
@@ -146,11 +170,32 @@ def test_a_gpu_is_seen_as_it_is_now(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     here = rig.probe()
     (state,) = rig.states(here)
     assert state.processes == (GpuProcess(pid=pid, name="not seen from here"),)
-    assert state.slowed_by == (rig.POWER_CAP, "heat (the hardware)")
+    assert state.slowed_by == (nvml.POWER_CAP, "heat (the hardware)")
     assert (state.memory_used_bytes, state.celsius, state.utilisation) == (3 * 1024**2, 62, 0.97)
     assert state.pcie == PcieLink(generation=1, width=16)
     driver.change(reasons=0x1 | 0x40)
     assert rig.states(here)[0].slowed_by == ()  # of an idle card nothing holds the clocks down
+
+
+def test_what_a_driver_keeps_of_an_idle_cards_memory_takes_it_from_nobody(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Up to a gigabyte on large boards, which the first version of the question counts as used."""
+    driver = simulated(monkeypatch, tmp_path, WORKING | {"memory_used_v1": 1024**3})
+    here = rig.probe()
+    assert check_gpus(rig.states(here)) == ()
+    driver.change(memory_used=2 * 1024**3)
+    assert [each.name for each in check_gpus(rig.states(here))] == ["GPU not ours"]
+    driver.change(memory_used="FUNCTION_NOT_FOUND")
+    assert rig.states(here)[0].memory_used_bytes is None
+
+
+def test_an_older_driver_tells_what_slows_a_card_by_the_older_name(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    simulated(monkeypatch, tmp_path, OLDER)
+    (state,) = rig.states(rig.probe())
+    assert state.slowed_by == ("heat (the hardware)",)
 
 
 def test_without_a_driver_it_is_said_what_cannot_be_seen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -184,7 +229,7 @@ def test_the_simulated_driver_is_asked_as_the_real_one_is(tmp_path: Path) -> Non
 
 
 def test_every_name_of_the_driver_that_is_used_is_there_and_takes_what_it_is_given() -> None:
-    for module in ("rig", "telemetry"):
+    for module in ("nvml", "rig", "telemetry"):
         tree = ast.parse((Path(rig.__file__).parent / f"{module}.py").read_text())
         names = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and _is_nvml(node.value)}
         assert len(names) > 10
