@@ -6,10 +6,11 @@ Asked outside every measured window, without a stream; no time is taken of it.
 import asyncio
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 
 import httpx2
 
-from perf.load import Target
+from perf.load import Target, body_of
 from perf.workload import PlannedRequest, Prompt
 
 #: Enough to tell a draft path that is wrong from one near tie; on a rig they are seconds of a launch of minutes.
@@ -58,10 +59,8 @@ async def _ask(target: Target, prompts: Sequence[Prompt], tokens: int) -> tuple[
 
 async def _answer(client: httpx2.AsyncClient, target: Target, prompt: Prompt, tokens: int) -> str:
     chat = target.endpoint == "chat"
-    asked = {"model": target.model, "max_tokens": tokens, "temperature": 0, "ignore_eos": True, "stream": False}
     request = PlannedRequest(index=0, prompt_id=prompt.id, messages=prompt.messages)
-    turns = [{"role": each.role, "content": each.content} for each in prompt.messages]
-    asked |= {"messages": turns} if chat else {"prompt": request.completion_prompt()}
+    asked = body_of(replace(target, temperature=0.0), request, tokens) | {"stream": False}
     body = bytearray()
     async with client.stream("POST", f"/v1/{'chat/' if chat else ''}completions", json=asked) as response:
         async for piece in response.aiter_bytes():
@@ -72,7 +71,12 @@ async def _answer(client: httpx2.AsyncClient, target: Target, prompt: Prompt, to
     if response.status_code != httpx2.codes.OK:
         raise NoAnswerError(f"HTTP {response.status_code}: {text}")
     try:
-        (choice,) = json.loads(text)["choices"]
+        said = json.loads(text)
+        (choice,) = said["choices"]
+        ended, counted = choice.get("finish_reason"), (said.get("usage") or {}).get("completion_tokens")
+        if ended == "abort" or counted not in (None, tokens):
+            # Servers that all stop too soon may well agree, on less than is said of them.
+            raise NoAnswerError(f"{counted} tokens of {tokens}, finish_reason {ended}")
         # Models that think say so in a field of its own, where the server was told to tell the two apart.
         parts = [choice["message"].get(key) for key in ("reasoning_content", "content")] if chat else [choice["text"]]
         return "".join(part for part in parts if part is not None)

@@ -11,13 +11,11 @@ given the server's key, which is so neither in its arguments nor in its environm
 however we do, and with it ends the process: it has nothing to clean up.
 """
 
-import json
 import os
 import signal
 import socket
 import struct
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -26,11 +24,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum, auto
 from multiprocessing.connection import Connection, wait
-from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
 from typing import Self
 
+from perf import interpreter
 from perf.load import WATCH_INTERVAL_S, Client, Limits, Part, Progress, Target
 from perf.trace import Failure, FailureName, RequestTrace, Round, merged
 from perf.workload import PlannedRequest, RoundPlan
@@ -54,13 +52,6 @@ TAIL_BYTES = 4096
 #: What a process is given of our environment: what finding libraries and trusted certificates depends on. The rest may
 #: hold keys.
 KEPT_ENV = ("PATH", "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "SSL_CERT_DIR", "SSL_CERT_FILE", "TMPDIR", "TZ")
-
-#: Ctrl-C is for us alone, from the first moment on. Isolated (-I), then with exactly our module path.
-_BOOT = (
-    "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); "
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from perf.crew import main; main()"
-)
-_PACKAGE_ROOT = Path(__file__).resolve().parent.parent
 
 
 class _Word(Enum):
@@ -292,7 +283,6 @@ class _Worker:
     """One process, seen from above. What it prints, a traceback if anything, is kept in a file without a name."""
 
     def __init__(self) -> None:
-        module_path = [*map(os.path.abspath, sys.path), str(_PACKAGE_ROOT)]
         self._printed = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `end`
         ours, theirs = socket.socketpair()
         with theirs:
@@ -300,7 +290,7 @@ class _Worker:
                 ours.setsockopt(socket.SOL_SOCKET, bound, struct.pack("ll", SILENT_S, 0))
             self.link: Connection = Connection(ours.detach())
             self.process = subprocess.Popen(
-                [sys.executable, "-I", "-c", _BOOT, json.dumps(module_path)],
+                interpreter.command("perf.crew"),
                 stdin=theirs.fileno(),
                 stdout=self._printed,
                 stderr=self._printed,

@@ -30,10 +30,14 @@ ALIASES = {
 }
 
 #: What a server that differs here is another one by; any other argument it may resolve as it sees fit.
-TELLING = ("served_model_name", "port", "speculative_algorithm")
+TELLING = ("model_path", "served_model_name", "port", "speculative_algorithm")
 
-#: Names of one family of drafts, which SGLang turns into each other (NEXTN is EAGLE).
-EAGLES = ("EAGLE", "EAGLE3", "NEXTN")
+#: Names of one family of drafts, which SGLang turns into each other: NEXTN is EAGLE, and both are FROZEN_KV_MTP where
+#: the draft is an assistant of Gemma 4.
+EAGLES = ("EAGLE", "EAGLE3", "NEXTN", "FROZEN_KV_MTP")
+
+#: With it the algorithm only names a convention, and SGLang speculates with none.
+NAMES_A_CONVENTION = "enable_return_aux_hidden_states"
 
 #: Of SGLang's more than 500 arguments, those that decide how fast it is and are not a machine's paths.
 RECORDED = re.compile(
@@ -73,20 +77,27 @@ def check(command: tuple[str, ...], said: Mapping[str, Value], *, port: int) -> 
     asked = _flags(tuple(part.replace("{port}", str(port)) for part in command))
     wrong: list[str] = []
     notes: list[str] = []
-    for name, (flag, value) in asked.items():
-        if name not in said or (name == "model_path" and not _is_other_model(asked, said)):
+    for name, given in asked.items():
+        if name not in said or (name == "speculative_algorithm" and NAMES_A_CONVENTION in asked):
             continue
         seen = said[name]
         if name == "max_running_requests" and "effective_max_running_requests_per_dp" in said:
             seen = _in_all(said)  # its scheduler may have lowered it
-        if _agree(value, seen) is not False:
+        # The last one counts. What tells a server may be given to its launcher, too: one that agrees is enough.
+        values = given if name in TELLING else given[:1]
+        if name == "model_path":
+            differ = all(_is_other_model(value, asked, said) for _, value in values)
+        else:
+            differ = all(_agree(value, seen) is False for _, value in values)
+        if not differ:
             continue
+        flag, value = given[0]
         asked_text, seen_text = (printable(str(each), MAX_VALUE) for each in (value, seen))
         text = f"{printable(flag, MAX_NAME)}: asked {asked_text}, runs with {seen_text}"
         # A router's port is not that of the server behind it, which answers through it.
         routed = name == "port" and any("router" in part for part in command)
         eagles = name == "speculative_algorithm" and {str(value).upper(), str(seen).upper()} <= {*EAGLES}
-        telling = name == "model_path" or (name in TELLING and not routed and not eagles)
+        telling = name in TELLING and not routed and not eagles
         (wrong if telling else notes).append(text)
     return Identity(wrong=tuple(wrong), notes=tuple(notes))
 
@@ -103,9 +114,10 @@ def check_model(model: str, said: Mapping[str, Value], listed: tuple[str, ...]) 
 def check_attached(command: tuple[str, ...], said: Mapping[str, Value]) -> Identity:
     """Of a server that already ran, its model alone: it may lie elsewhere there, so this is only a note."""
     asked = _flags(command)
-    if not _is_other_model(asked, said):
+    given = asked.get("model_path", [])
+    if not given or not all(_is_other_model(value, asked, said) for _, value in given):
         return Identity(wrong=(), notes=())
-    flag, value = asked["model_path"]
+    flag, value = given[0]
     seen = printable(str(said["model_path"]), MAX_VALUE)
     return Identity(wrong=(), notes=(f"{flag}: the suite has {printable(str(value), MAX_VALUE)}, it runs with {seen}",))
 
@@ -117,11 +129,17 @@ def recorded(said: Mapping[str, Value]) -> dict[str, str]:
     return {name: shown[name] for name in kept if said[name] not in (None, False)}  # 0 is False, and off, too
 
 
-def _flags(command: tuple[str, ...]) -> dict[str, tuple[str, str | bool]]:
-    """By the name of the argument: the flag as written, and its one value, or True where it has none."""
-    found: dict[str, tuple[str, str | bool]] = {}
+_Flags = dict[str, list[tuple[str, str | bool]]]
+
+
+def _flags(command: tuple[str, ...]) -> _Flags:
+    """By the name of the argument, the last first: the flag as written, and its one value, True where it has none."""
+    found: _Flags = {}
     values: list[str] = []
     for part in reversed(command):
+        if part == "--":  # what stands before it is not meant for what stands behind
+            values = []
+            continue
         if not re.match(r"--?[A-Za-z]", part):
             values.insert(0, part)
             continue
@@ -130,7 +148,7 @@ def _flags(command: tuple[str, ...]) -> dict[str, tuple[str, str | bool]]:
             values = [value]
         if flag.startswith("--") and len(values) <= 1:
             name = flag.removeprefix("--").replace("-", "_")
-            found.setdefault(ALIASES.get(name, name), (flag, values[0] if values else True))  # the last one counts
+            found.setdefault(ALIASES.get(name, name), []).append((flag, values[0] if values else True))
         values = []
     return found
 
@@ -145,24 +163,35 @@ def _agree(asked: str | bool, seen: Value) -> bool | None:
     if isinstance(seen, bool):
         return seen if text in _TRUE else not seen if text in _FALSE else None
     if seen is None:
-        return False
+        return None if text == "-1" else False  # -1 leaves it to the server
     try:
         return math.isclose(float(text), float(seen))
     except (ValueError, OverflowError):
         return text.rstrip("/") == seen.strip().lower().rstrip("/") if isinstance(seen, str) else None
 
 
-def _is_other_model(asked: Mapping[str, tuple[str, str | bool]], said: Mapping[str, Value]) -> bool:
-    """A model that was downloaded lies in a folder named for it, and is served by the name that was asked."""
-    seen = said.get("model_path")
-    if "model_path" not in asked or not isinstance(seen, str):
+def _is_other_model(value: str | bool, asked: _Flags, said: Mapping[str, Value]) -> bool:
+    """A model that was downloaded lies in a folder named for it, and is served by the name that was asked.
+
+    Hubs write `org/name` as `models--org--name` or `org/name`, some with other marks for a dot; of a repository of GGUF
+    files one file is served.
+    """
+    seen, text = said.get("model_path"), str(value)
+    if not isinstance(seen, str):
         return False
-    text = str(asked["model_path"][1])
     if _agree(text, seen) is not False or ("served_model_name" not in asked and said.get("served_model_name") == text):
         return False
-    is_folder = text.startswith(("/", ".", "~"))
-    last, folder = (re.sub(r"[\W_]", "", each).lower() for each in (text.rsplit("/", 1)[-1], seen))
-    return is_folder or not seen.startswith("/") or last not in folder
+    organisation, _, last = text.rpartition("/")
+    name = _bare(last.partition(":")[0])  # `org/name:Q8_0` is of one GGUF file
+    if text.startswith(("/", ".", "~")) or not seen.startswith("/") or not name:
+        return True
+    names = {name, f"{_bare(organisation)}{name}", f"models{_bare(organisation)}{name}"}
+    parts = [_bare(part) for part in seen.split("/")]
+    return names.isdisjoint(parts) and not (seen.endswith(".gguf") and parts[-1].startswith(name))
+
+
+def _bare(text: str) -> str:
+    return re.sub(r"[\W_]", "", text).lower()
 
 
 def _in_all(said: Mapping[str, Value]) -> Value:

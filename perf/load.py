@@ -22,7 +22,6 @@ from typing import Self
 import httpx2
 import numpy as np
 import openai
-from openai.types.chat import ChatCompletionMessageParam
 
 from perf.health import Watch
 from perf.trace import FailureName, RequestTrace, Round
@@ -67,6 +66,20 @@ class Target:
     authorization: str | None
     endpoint: Endpoint
     temperature: float
+
+
+def body_of(target: Target, request: PlannedRequest, tokens: int) -> dict[str, object]:
+    """What is asked, whether its answer is streamed or not."""
+    said: dict[str, object] = {"prompt": request.completion_prompt()}
+    if target.endpoint == "chat":
+        said = {"messages": [{"role": each.role, "content": each.content} for each in request.messages]}
+    return {
+        "model": target.model,
+        **said,
+        "max_tokens": tokens,
+        "temperature": target.temperature,
+        "ignore_eos": True,
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -414,35 +427,18 @@ class Client:
     # What the openai package is told.
 
     def _open(self, request: PlannedRequest, tokens: int) -> AbstractAsyncContextManager[object]:
-        extra: dict[str, object] = {
-            "ignore_eos": True,
+        body = body_of(self.target, request, tokens)
+        # What the package has no argument for.
+        extra = {
+            "ignore_eos": body.pop("ignore_eos"),
             "stream_options": {"include_usage": True, "continuous_usage_stats": True},
         }
-        if self.target.endpoint == "completions":
-            return self._openai.completions.with_streaming_response.create(
-                model=self.target.model,
-                prompt=request.completion_prompt(),
-                max_tokens=tokens,
-                temperature=self.target.temperature,
-                stream=True,
-                extra_body=extra,
-            )
-        messages: list[ChatCompletionMessageParam] = []
-        for message in request.messages:
-            if message.role == "system":
-                messages.append({"role": "system", "content": message.content})
-            elif message.role == "assistant":
-                messages.append({"role": "assistant", "content": message.content})
-            else:
-                messages.append({"role": "user", "content": message.content})
-        return self._openai.chat.completions.with_streaming_response.create(
-            model=self.target.model,
-            messages=messages,
-            max_tokens=tokens,
-            temperature=self.target.temperature,
-            stream=True,
-            extra_body=extra,
+        create: Callable[..., AbstractAsyncContextManager[object]] = (
+            self._openai.chat.completions.with_streaming_response.create
+            if self.target.endpoint == "chat"
+            else self._openai.completions.with_streaming_response.create
         )
+        return create(**body, stream=True, extra_body=extra)
 
     def _client(self) -> openai.AsyncOpenAI:
         with _without_openai_environment():

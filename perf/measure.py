@@ -6,7 +6,7 @@ import secrets as randomness
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
@@ -42,9 +42,7 @@ GPU_POLL_S = 0.5
 NAME_LENGTH = 200
 DETAIL_LENGTH = 300
 
-#: Of the end of a log (of at most 64 KiB), where what ended a server is looked for; and of one line, which is read in
-#: pieces where it is longer.
-DEATH_LINES = 2000
+#: Of one line of a log, which is read in pieces where it is longer.
 MAX_LINE_BYTES = 64 * 1024
 
 #: Decode steps between two lines of a log, at most: more are none that anybody asked for.
@@ -84,9 +82,7 @@ class Bench:
 
     def measure(self, order: Order) -> LaunchRecord:
         """Run one launch. What goes wrong becomes reasons in the record, never a number."""
-        variant, levels = run_by(self.suite, order), order.levels
-        askings = self._askings(order)
-        name = f"{self.prefix}{order.name}"
+        variant, name = run_by(self.suite, order), f"{self.prefix}{order.name}"
         folder = self.folder / name
         _make(folder)
         started_at, began = now_utc(), time.monotonic()
@@ -113,41 +109,15 @@ class Bench:
             build=None if self.base_url or self.suite.emulated else build(to_start),
             notes=(),
             measurements=(),
+            outputs=None,
+            server_arguments=(),
         )
         self.show.live(f"{name}: starting")
         if foreign := self._foreign():
-            self.show.line(f"{name}: INVALID: {foreign[0].name}")
-            unmeasured = tuple(Measurement(level=level, rounds=(), reasons=foreign) for level in levels)
-            outputs = no_outputs(foreign[0]) if askings else None
-            return replace(record, measurements=unmeasured, outputs=outputs, duration_s=time.monotonic() - began)
+            return replace(self._unmeasured(record, order, foreign), duration_s=time.monotonic() - began)
         try:
-            with self._server(to_start, folder) as running, ExitStack() as stack:
-                self.show.line(f"{name}: ready" + (f" after {running.start_s:.1f} s" if running.start_s else ""))
-                control = Control(running.base_url, running.authorization)
-                stack.callback(control.close)
-                info = control.info()
-                record = replace(
-                    record,
-                    start_s=running.start_s,
-                    model=_name(running.model, hidden),
-                    server_version=_name(info.version, hidden),
-                    server_arguments=_arguments(info.said, hidden),
-                )
-                # An adaptive server drafts nothing where it expects no gain: each step then yields one token, and its
-                # draft is wired all the same.
-                adaptive = info.said.get("speculative_adaptive") is True
-                speculative = (variant.speculative or info.speculative_algorithm is not None) and not adaptive
-                launch = _Launch(self, speculative, running, control, folder, hidden, to_start.command, info.said)
-                identity = self._identity(to_start, info, control, running, hidden)
-                if wrong := identity.reasons:
-                    self.show.line(f"{name}: INVALID: {wrong[0].name}")
-                    measured = tuple(Measurement(level=level, rounds=(), reasons=wrong) for level in levels)
-                    outputs = no_outputs(wrong[0]) if askings else None
-                else:
-                    measured = launch.measure(levels)
-                    outputs = launch.outputs(askings) if askings else None
-                notes = tuple(hidden.redact(note) for note in (*running.notes, *identity.notes, *launch.notes))
-                record = replace(record, measurements=measured, outputs=outputs, notes=notes)
+            with self._server(to_start, folder) as running:
+                record = self._served(record, order, running, to_start, hidden)
         except server.ServerError as error:
             began_here = self.base_url is None
             reason = Reason(
@@ -160,13 +130,50 @@ class Bench:
                 advice="read the server log" if began_here else "start it, and see that the URL is its own",
             )
             self.show.line(f"{name}: {reason.name}")
-            kept = record.measurements or tuple(Measurement(level=level, rounds=(), reasons=()) for level in levels)
+            kept = record.measurements or self._nothing(order, ())
             record = replace(
                 record,
                 measurements=tuple(replace(each, reasons=(*each.reasons, reason)) for each in kept),
-                outputs=no_outputs(reason) if askings else None,
+                outputs=no_outputs(reason) if self._askings(order) else None,
             )
         return replace(record, duration_s=time.monotonic() - began)
+
+    def _served(
+        self, record: LaunchRecord, order: Order, running: server.Server, started: server.ServerSpec, hidden: Secrets
+    ) -> LaunchRecord:
+        """What a server that answers is asked, and what it says."""
+        self.show.line(f"{record.name}: ready" + (f" after {running.start_s:.1f} s" if running.start_s else ""))
+        with closing(Control(running.base_url, running.authorization)) as control:
+            info = control.info()
+            record = replace(
+                record,
+                start_s=running.start_s,
+                model=_name(running.model, hidden),
+                server_version=_name(info.version, hidden),
+                server_arguments=_arguments(info.said, hidden),
+            )
+            speculative = run_by(self.suite, order).speculative or info.speculative_algorithm is not None
+            folder = self.folder / record.name
+            launch = _Launch(self, speculative, running, control, folder, hidden, started.command, info.said)
+            identity = self._identity(started, info, control, running, hidden)
+            if wrong := identity.reasons:
+                record = self._unmeasured(record, order, wrong)
+            else:
+                askings, measured = self._askings(order), launch.measure(order.levels)
+                outputs = launch.outputs(askings) if askings else None
+                record = replace(record, measurements=measured, outputs=outputs)
+            said = (*running.notes, *identity.notes, *launch.notes)
+            return replace(record, notes=tuple(hidden.redact(note) for note in said))
+
+    def _unmeasured(self, record: LaunchRecord, order: Order, reasons: tuple[Reason, ...]) -> LaunchRecord:
+        """A launch of which no level was measured, for these reasons."""
+        self.show.line(f"{record.name}: INVALID: {reasons[0].name}")
+        outputs = no_outputs(reasons[0]) if self._askings(order) else None
+        return replace(record, measurements=self._nothing(order, reasons), outputs=outputs)
+
+    @staticmethod
+    def _nothing(order: Order, reasons: tuple[Reason, ...]) -> tuple[Measurement, ...]:
+        return tuple(Measurement(level=level, rounds=(), reasons=reasons) for level in order.levels)
 
     def _askings(self, order: Order) -> int:
         """How often a launch is asked for its output: a yardstick twice, to see whether it agrees with itself."""
@@ -199,6 +206,8 @@ class Bench:
         command = hidden.redact_argv(spec.command)
         said = {name: hidden.redact(value) if isinstance(value, str) else value for name, value in info.said.items()}
         found = check(command, said, port=running.port) if self.base_url is None else check_attached(command, said)
+        if info.silent:
+            found = replace(found, notes=(*found.notes, "it says nothing of its arguments: identity not checked"))
         if spec.model is None:
             return found
         listed = tuple(hidden.redact(name) for name in control.models())
@@ -312,6 +321,7 @@ class _Launch:
     ) -> None:
         self.bench = bench
         self.speculative = speculative
+        self.adaptive = said.get("speculative_adaptive") is True
         self.running = running
         self.control = control
         self.folder = folder
@@ -387,13 +397,15 @@ class _Launch:
         label = f"{self.running.name} {suite.level_name(level)}" + (
             f" round {index + 1}/{suite.workload.rounds}" if suite.workload.rounds > 1 else ""
         )
+        telemetry = self.bench.telemetry
+        if telemetry is not None:
+            telemetry.start()
         if reasons := self._warm_up(client, plan, label, salt):
             self.bench.show.line(f"{label}: INVALID: {reasons[0].name}")
-            return RoundRecord(index=index, summary=None, reasons=reasons, client=None)
+            return RoundRecord(index=index, summary=None, reasons=reasons, client=None, gpus=None, server_log=None)
         self.control.flush_cache()
         before = self.control.counters()
         log_end = self._log_end()
-        telemetry = self.bench.telemetry
         if telemetry is not None:
             telemetry.begin(self.running.pid)
         measured = client.run_round(
@@ -414,6 +426,7 @@ class _Launch:
             last=self.counters,
             after=after,
             speculative=self.speculative,
+            adaptive=self.adaptive,
             level_must_be_reached=suite.workload.level_must_be_reached,
             death=self._death(suspected=any(request.failure for request in measured.requests)),
         )
@@ -435,16 +448,19 @@ class _Launch:
         if summary is not None and not reasons:
             outcome = f"{summary.output_throughput:,.1f} tok/s in {summary.window_s:.1f} s"
             if log is not None:
-                seen = summary.steady_throughput or summary.output_throughput
-                by_log = server_log.remarks(log, level=level, throughput=seen, graphs=self.graphs)
-                for each in by_log:  # once a level: rounds differ in the numbers alone
-                    begun = re.split(r"\d", each)[0]
-                    if not any(note.startswith(f"{suite.level_name(level)}: {begun}") for note in self.notes):
-                        self.notes = (*self.notes, f"{suite.level_name(level)}: {each}")
+                self._note_of_log(log, level, summary.steady_throughput or summary.output_throughput)
         self.bench.show.line(f"{label}: {outcome}")
         return RoundRecord(
             index=index, summary=summary, reasons=reasons, client=measured.client, gpus=gpus, server_log=log
         )
+
+    def _note_of_log(self, log: ServerLog, level: int, throughput: float) -> None:
+        """What the log says beside the client, once a level: rounds differ in the numbers alone."""
+        name = self.bench.suite.level_name(level)
+        for each in server_log.remarks(log, level=level, throughput=throughput, graphs=self.graphs):
+            begun = re.split(r"\d", each)[0]
+            if not any(note.startswith(f"{name}: {begun}") for note in self.notes):
+                self.notes = (*self.notes, f"{name}: {each}")
 
     def _warm_up(self, client: crew.AnyClient, plan: RoundPlan, label: str, salt: str) -> tuple[Reason, ...]:
         """Ask the warm-up, again while the server still speeds up; why the round must not be measured."""
@@ -476,10 +492,9 @@ class _Launch:
             time.sleep(DEATH_POLL_S)
         if status is None:
             return None
-        tail = self.running.log_tail(DEATH_LINES).strip()
-        if why := server_log.reason(tail):
+        if why := self.running.why():
             return f"{status.describe()}; its log says: {why}"
-        last = tail.rpartition("\n")[2]
+        last = self.running.log_tail().strip().rpartition("\n")[2]
         return f"{status.describe()}; its last line: {printable(last)}" if last else status.describe()
 
     def _log_end(self) -> tuple[int, int] | None:

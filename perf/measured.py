@@ -1,14 +1,14 @@
 """What a campaign took of a case, and whether it may be judged at all. Pure."""
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import product
 from statistics import fmean
 
 from perf.record import Arm, CaseRecord, LaunchRecord, Measurement, SuiteRecord
 from perf.rig import GpuTelemetry
 from perf.sample import Build, LaunchSample, Pace
-from perf.text import printable
+from perf.text import printable, share
 from perf.validity import Reason, level_never_reached
 
 Taken = tuple[tuple[LaunchRecord, Measurement], ...]
@@ -21,8 +21,16 @@ _ARMS: tuple[Arm, ...] = ("candidate", "reference")
 #: Clocks of two sides that differ by more: a third of the default margin, where throughput follows the clock.
 MAX_CLOCK_DIFFERENCE = 0.01
 
-#: Looks at a working card from which its clocks are told: fewer are a second or two.
-LEAST_SAMPLES = 4
+#: By how much clocks of like launches are off, as a standard deviation, and how many standard errors of that are borne
+#: beyond it. What was seen tonight is not taken for it: a single slow launch would hide itself.
+LAUNCH_CLOCK_SPREAD = 0.005
+CLOCK_ERRORS = 2.0
+
+#: Looks at a working card from which its clocks are told: fewer are two seconds, and those at both ends are not told.
+LEAST_SAMPLES = 6
+
+#: And from which their mean is: of fewer, a single look at half the clock moves it by 2 % and more.
+LEAST_SAMPLES_OF_MEAN = 30
 
 
 def measurements(suite: SuiteRecord, variant: str, level: int, arm: Arm = "candidate") -> Taken:
@@ -62,19 +70,23 @@ def sample(launch: LaunchRecord, measurement: Measurement, *, campaign: str = ""
 
 def pace(gpus: Sequence[GpuTelemetry]) -> Pace | None:
     """What is compared of the GPUs of a round; None where no card worked long enough to tell."""
-    clocks = [
-        (gpu.sm_clock_median_mhz, gpu.sm_clock_mean_mhz)
-        for gpu in gpus
-        if gpu.sm_clock_median_mhz is not None
-        and gpu.sm_clock_mean_mhz is not None
-        and gpu.samples - gpu.idle_samples >= LEAST_SAMPLES
+
+    def worked(gpu: GpuTelemetry) -> int:
+        return gpu.samples - gpu.idle_samples
+
+    told = [each for each in gpus if each.sm_clock_median_mhz is not None and worked(each) >= LEAST_SAMPLES]
+    medians = [each.sm_clock_median_mhz for each in told if each.sm_clock_median_mhz is not None]
+    means = [
+        each.sm_clock_mean_mhz
+        for each in told
+        if each.sm_clock_mean_mhz is not None and worked(each) >= LEAST_SAMPLES_OF_MEAN
     ]
-    if not clocks:
+    if not medians:
         return None
     power_w = [gpu.power_mean_w for gpu in gpus if gpu.power_mean_w is not None]
     return Pace(
-        sm_clock_median_mhz=min(median for median, _ in clocks),
-        sm_clock_mean_mhz=min(mean for _, mean in clocks),
+        sm_clock_median_mhz=min(medians),
+        sm_clock_mean_mhz=min(means, default=None),
         power_w=sum(power_w) if len(power_w) == len(gpus) else None,
         celsius=max(
             (gpu.temperature_max_celsius for gpu in gpus if gpu.temperature_max_celsius is not None), default=None
@@ -151,23 +163,12 @@ def told_of_clocks(suite: SuiteRecord, launch: LaunchRecord) -> LaunchRecord:
 def _clocks_differ(suite: SuiteRecord, case: CaseRecord) -> Reason | None:
     """Did the GPUs run at other clocks than on the side that a case is held against?
 
-    Fresh pairs are held against each other, block by block; where there can be none, tonight is against the store.
+    Fresh pairs are held against each other; where there can be none, tonight is against the store.
     """
-    ours, others = (_paces(suite, case, arm) for arm in _ARMS)
-    if not ours:
-        return None
-    compared: list[_Sides]
     if suite.reference:
-        compared = [
-            (f"launch {name} ran at", mine, f"{other}, beside it, at", theirs)
-            for (name, block, mine), (other, beside, theirs) in product(ours, others)
-            if block == beside
-        ]
-    elif not_comparable(suite, case) is None:
-        compared = _with_store(case, ours)
+        seen = _clocks_between_arms(suite, case)
     else:
-        compared = []
-    seen = next((told for each in compared if (told := _apart(*each))), None)
+        seen = clocks_beside_store(suite, case) if not_comparable(suite, case) is None else None
     if seen is None:
         return None
     return Reason(
@@ -179,41 +180,60 @@ def _clocks_differ(suite: SuiteRecord, case: CaseRecord) -> Reason | None:
 
 
 def clocks_beside_store(suite: SuiteRecord, case: CaseRecord) -> str | None:
-    """What is said of a case that has a reference build to be held against: its clocks are not the stored ones."""
-    compared = _with_store(case, _paces(suite, case, "candidate"))
-    return next((told for each in compared if (told := _apart(*each))), None)
-
-
-#: One side and the other: what is said of it, and how its GPUs fared.
-_Sides = tuple[str, Sequence[Pace], str, Sequence[Pace]]
-
-
-def _with_store(case: CaseRecord, ours: Iterable[tuple[str, int, list[Pace]]]) -> list[_Sides]:
-    """Tonight's launches together beside the stored ones; nothing where one of both was not sampled."""
+    """What is said of clocks that no stored launch of a case ran at; of one with a reference build that is all."""
+    tonight = [rounds for _, rounds in _paces(suite, case, "candidate")]
     launches = () if case.stored is None else case.stored.launches
-    stored = [each for launch in launches for each in launch.pace if each is not None]
-    tonight = [each for _, _, paces in ours for each in paces]
-    return [("tonight ran at", tonight, "the stored baseline at", stored)] if stored and tonight else []
+    stored = [rounds for launch in launches if (rounds := [each for each in launch.pace if each is not None])]
+    return _apart("tonight ran at", tonight, "the stored baseline at", stored, lambda was: (min(was), max(was)))
 
 
-def _apart(one: str, mine: Sequence[Pace], other: str, theirs: Sequence[Pace]) -> str | None:
-    """Both sides' clocks in words, where the difference is too large; None where it is not."""
-    now, was = (fmean(each.sm_clock_median_mhz for each in side) for side in (mine, theirs))
-    now_mean, was_mean = (fmean(each.sm_clock_mean_mhz for each in side) for side in (mine, theirs))
-    if max(abs(now / was - 1), abs(now_mean / was_mean - 1)) <= MAX_CLOCK_DIFFERENCE:
-        return None
-    return (
-        f"{one} {now:,.0f} MHz (median of the slowest GPU; mean {now_mean:,.0f}), {other} {was:,.0f} ({was_mean:,.0f})"
+def _clocks_between_arms(suite: SuiteRecord, case: CaseRecord) -> str | None:
+    """All blocks together, of which both arms were sampled: a rig may warm over the night."""
+    ours, others = (_paces(suite, case, arm) for arm in _ARMS)
+    both = {block for block, _ in ours} & {block for block, _ in others}
+    mine, theirs = ([rounds for block, rounds in side if block in both] for side in (ours, others))
+    return _apart(
+        "candidates ran at", mine, "the references beside them at", theirs, lambda was: (fmean(was), fmean(was))
     )
 
 
-def _paces(suite: SuiteRecord, case: CaseRecord, arm: Arm) -> list[tuple[str, int, list[Pace]]]:
-    """Name and block of each launch of an arm that was sampled, and how the GPUs fared in its rounds."""
-    found: list[tuple[str, int, list[Pace]]] = []
+#: How the GPUs fared in the launches of one side, in each of their rounds.
+_Side = Sequence[Sequence[Pace]]
+
+
+def _apart(
+    one: str, mine: _Side, other: str, theirs: _Side, bounds: Callable[[Sequence[float]], tuple[float, float]]
+) -> str | None:
+    """Both sides' clocks in words, where ours are too far beyond the bounds of theirs; None where they are not."""
+    for name in ("median", "mean"):
+        now, was = ([clock for rounds in side if (clock := _clock(name, rounds))] for side in (mine, theirs))
+        if not now or not was:
+            continue
+        allowed = MAX_CLOCK_DIFFERENCE + CLOCK_ERRORS * LAUNCH_CLOCK_SPREAD * math.sqrt(1 / len(now) + 1 / len(was))
+        low, high = bounds(was)
+        if not (1 - allowed) * low <= fmean(now) <= (1 + allowed) * high:
+            told = " to ".join(dict.fromkeys(f"{each:,.0f}" for each in (low, high)))
+            return (
+                f"{one} {fmean(now):,.0f} MHz ({name} of the slowest GPU), {other} {told}; "
+                f"{share(round(allowed, 3))} are borne"
+            )
+    return None
+
+
+def _clock(name: str, rounds: Sequence[Pace]) -> float | None:
+    """A launch's; None where its rounds do not tell."""
+    values = [each.sm_clock_median_mhz if name == "median" else each.sm_clock_mean_mhz for each in rounds]
+    known = [each for each in values if each is not None]
+    return fmean(known) if known else None
+
+
+def _paces(suite: SuiteRecord, case: CaseRecord, arm: Arm) -> list[tuple[int, list[Pace]]]:
+    """The block of each launch of an arm that was sampled, and how the GPUs fared in its rounds."""
+    found: list[tuple[int, list[Pace]]] = []
     for launch, measurement in measurements(suite, case.variant, case.level, arm):
         rounds = [each for taken in measurement.rounds if taken.gpus and (each := pace(taken.gpus)) is not None]
         if rounds:
-            found.append((launch.name, launch.block, rounds))
+            found.append((launch.block, rounds))
     return found
 
 
@@ -252,3 +272,8 @@ def _whole(measurement: Measurement) -> bool:
 
 def _watts(limits: tuple[float | None, ...]) -> str:
     return ", ".join("unknown" if limit is None else f"{limit:.0f} W" for limit in limits) or "none"
+
+
+def last_log(launches: list[LaunchRecord]) -> tuple[str, ...]:
+    """The last launch: what is INVALID is not launched again. A server that already ran left no log with us."""
+    return tuple(launch.name for launch in launches[-1:] if launch.command)

@@ -69,8 +69,8 @@ class RoundRecord:
     summary: RoundSummary | None
     reasons: tuple[Reason, ...]
     client: ClientHealth | None
-    gpus: tuple[GpuTelemetry, ...] | None = None
-    server_log: ServerLog | None = None
+    gpus: tuple[GpuTelemetry, ...] | None
+    server_log: ServerLog | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,8 +148,8 @@ class LaunchRecord:
     build: Build | None
     notes: tuple[str, ...]
     measurements: tuple[Measurement, ...]
-    outputs: Outputs | None = None
-    server_arguments: tuple[tuple[str, str], ...] = ()
+    outputs: Outputs | None
+    server_arguments: tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,7 +236,7 @@ class SuiteRecord:
     launches: tuple[LaunchRecord, ...]
     stopped: str | None
     problem: str | None
-    same_outputs: tuple[SameOutputRecord, ...] = ()
+    same_outputs: tuple[SameOutputRecord, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

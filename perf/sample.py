@@ -53,11 +53,12 @@ class Build:
 class Pace:
     """How the GPUs of a round fared, where they were sampled; of SM clocks (MHz) the lowest card's: it sets the pace.
 
-    `power_w` is the mean draw of all of them together, `celsius` the hottest; None where a board does not tell.
+    The mean is None of few looks, of which a single one moves it. `power_w` is the mean draw of all cards together,
+    `celsius` the hottest; None where a board does not tell.
     """
 
     sm_clock_median_mhz: float
-    sm_clock_mean_mhz: float
+    sm_clock_mean_mhz: float | None
     power_w: float | None
     celsius: int | None
 
@@ -87,7 +88,7 @@ class LaunchSample:
     turnaround_share: tuple[float | None, ...]
     away_share: tuple[float | None, ...]
     cpu_share: tuple[float | None, ...]
-    pace: tuple[Pace | None, ...] = ()
+    pace: tuple[Pace | None, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +136,7 @@ class StoredCase:
     launches: tuple[LaunchSample, ...]
     others: tuple[LaunchSample, ...]  # newest campaign first
     promotions: tuple[Promotion, ...]  # oldest first; the last is the one that holds
-    server_arguments: tuple[tuple[str, str], ...] = ()
+    server_arguments: tuple[tuple[str, str], ...]
 
     @property
     def promotion(self) -> Promotion:
@@ -306,7 +307,11 @@ def _is_sound(launch: LaunchSample) -> bool:
     return (
         rounds > 0
         and len(launch.pace) in (0, rounds)
-        and all(min(each.sm_clock_median_mhz, each.sm_clock_mean_mhz) > 0 for each in launch.pace if each is not None)
+        and all(
+            each.sm_clock_median_mhz > 0 and (each.sm_clock_mean_mhz is None or each.sm_clock_mean_mhz > 0)
+            for each in launch.pace
+            if each is not None
+        )
         and all(math.isfinite(value) and value > 0 for value in launch.output_throughput)
         and all(
             len(values) == rounds

@@ -5,7 +5,6 @@ Any command with a `{port}` in it that then serves HTTP there. The server lives 
 """
 
 import base64
-import json
 import os
 import re
 import subprocess
@@ -24,10 +23,11 @@ import httpx2
 import psutil
 from pydantic import BaseModel, Field, ValidationError
 
-from perf import leftovers, server_log
+from perf import interpreter, leftovers, server_log
 from perf.files import FileError
 from perf.ports import HeldPort, PortError, hold_port
 from perf.redaction import Secrets
+from perf.sglang import NO_SUCH_PATH
 from perf.supervisor import KILL_WAIT_S, Birth, Order
 
 # What a server gets of our environment: what it needs to find programs, models, GPUs and caches. Everything
@@ -39,7 +39,7 @@ INHERITED_ENV = (
     *("XDG_CACHE_HOME", "TRITON_CACHE_DIR"),
 )
 MODELS_PATH = "/v1/models"
-# SGLang's own: it generates one token. 404 where a server has no such path.
+# SGLang's own: it generates one token.
 GENERATE_PATH = "/health_generate"
 # From SIGTERM to SIGKILL. An idle server needs a second or two; a busy one is not worth waiting for.
 STOP_GRACE_S = 10.0
@@ -61,10 +61,6 @@ MAX_TAIL_COLUMNS = 400
 # In which the line is looked for that says why a server ended.
 REASON_LINES = 2000
 
-_PACKAGE_ROOT = Path(__file__).resolve().parent.parent
-# Isolated (-I), then with exactly our module path: neither PYTHONPATH nor the folder `perf`, whose module names
-# shadow the standard library's, can change what the supervisor imports.
-_BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from perf.supervisor import main; main()"
 _EVERY_ADDRESS = ("0.0.0.0", "::")
 _LOCAL_ADDRESSES = ("127.0.0.1", "::ffff:127.0.0.1", *_EVERY_ADDRESS)
 _ANSI = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)|[@-Z\\-_])")
@@ -94,7 +90,7 @@ class ServerSpec:
     python: str | None  # replaces {python}; None is the interpreter that runs this
     env: tuple[tuple[str, str], ...] = field(repr=False)  # the variant's own
     cwd: Path
-    ready_path: str  # "/health"; 404 falls back to /v1/models
+    ready_path: str  # "/health"; where there is none, /v1/models
     ready_timeout_s: float
     model: str | None  # None: the first of /v1/models
     api_key: str | None = field(repr=False)
@@ -169,6 +165,10 @@ class Server:
         """The last lines of its log, control characters replaced; "" without a log."""
         return self._process.log_tail(lines) if self._process else ""
 
+    def why(self) -> str | None:
+        """The line of its log that says why it ended; None where none does."""
+        return self._process.why() if self._process else None
+
     def stop(self) -> None:
         """End it and all its descendants, and see its port free, within the grace time and a bound. May be called
         again.
@@ -192,7 +192,17 @@ class Server:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.stop()
+        _end(self.stop, error)
+
+
+def _end(stop: Callable[[], None], error: BaseException | None) -> None:
+    """Stop what has to end. An interrupt that is under way is not replaced by what goes wrong here, and tells it."""
+    try:
+        stop()
+    except (ServerError, subprocess.TimeoutExpired) as trouble:
+        if error is None or isinstance(error, Exception):
+            raise
+        error.add_note(str(trouble))
 
 
 def launch(spec: ServerSpec, log_path: Path, *, grace_s: float = STOP_GRACE_S) -> Server:
@@ -215,7 +225,7 @@ def launch(spec: ServerSpec, log_path: Path, *, grace_s: float = STOP_GRACE_S) -
         except FileError as error:
             raise ServerError(f"server {spec.name}: no note of it can be kept: {error}") from error
         process = _Process(spec.name, command, env, spec.cwd, secrets, log_path, grace_s, note)
-        undo.callback(process.stop)
+        undo.push(lambda _kind, error, _trace: _end(process.stop, error))
         process.wait_started()
         started = time.monotonic()
         authorization = f"Bearer {spec.api_key}" if spec.api_key else None
@@ -334,7 +344,7 @@ def environment(spec: ServerSpec) -> dict[str, str]:
     env.update(spec.env)
     if spec.python is None and any("{python}" in argument for argument in spec.command):
         # So that `{python} -m perf.emulator` works from any folder, as it does from ours.
-        paths = [path for path in (env.get("PYTHONPATH"), str(_PACKAGE_ROOT)) if path]
+        paths = [path for path in (env.get("PYTHONPATH"), str(interpreter.PACKAGE_ROOT)) if path]
         env["PYTHONPATH"] = os.pathsep.join(paths)
     return env
 
@@ -394,7 +404,7 @@ def _wait_ready(
             if status == httpx2.codes.OK:
                 return None
             seen = f"HTTP {status} on {path} {_printable(body.decode(errors='replace'))}".rstrip()
-            if status not in (httpx2.codes.NOT_FOUND, httpx2.codes.METHOD_NOT_ALLOWED):
+            if status not in NO_SUCH_PATH:
                 break
         remaining_s = deadline - time.monotonic()
         if remaining_s <= 0 or wait_exited(min(POLL_INTERVAL_S, remaining_s)):
@@ -468,13 +478,12 @@ class _Process:
             grace_s=grace_s,
             parent=os.getpid(),
         )
-        module_path = [*map(os.path.abspath, sys.path), str(_PACKAGE_ROOT)]
         try:
             with log_path.open("w+b") as log:
                 # Given as stderr, so that a traceback of the supervisor itself is found there too; it is also read
                 # there, when the supervisor bounds it.
                 self._supervisor = subprocess.Popen(
-                    [sys.executable, "-I", "-c", _BOOT, json.dumps(module_path)],
+                    interpreter.command("perf.supervisor"),
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=log,
@@ -552,9 +561,13 @@ class _Process:
         shown = [_printable(line.rstrip("\r").rpartition("\r")[2]) for line in text.split("\n")]
         return "\n".join([line[:MAX_TAIL_COLUMNS] for line in shown if line][-lines:] if lines > 0 else [])
 
+    def why(self) -> str | None:
+        """See Server."""
+        return server_log.reason(self.log_tail(REASON_LINES))
+
     def error(self, reason: str) -> ServerError:
         """With what the log says ended it, and its end."""
-        why = server_log.reason(self.log_tail(REASON_LINES))
+        why = self.why()
         reason = "; ".join((reason, *((f"its log says: {why}",) if why else ()), *self.notes()))
         return ServerError(f"server {self.name}: {reason}", self.log_path, self.log_tail(20))
 

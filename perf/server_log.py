@@ -7,7 +7,7 @@ the line before. The spellings are those of SGLang 0.2 to 0.5.23.
 
 import math
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from statistics import fmean, median
@@ -30,7 +30,8 @@ MAX_NUMBER = 1e12
 _DECODE = re.compile(
     r"(?P<who>[^\[\]\n]{0,80}(?:\[[^\[\]\n]{0,80}\]|\]|)) ?Decode batch(?: \[\d+\])?[.,] (?P<fields>[^\n]*)"
 )
-_RANK = re.compile(r"\bDP(\d{1,6})\b")
+#: Stages of a pipeline and ranks of one tensor-parallel group hold the same requests; data-parallel ranks do not.
+_RANKS = re.compile(r"\b(DP|PP|TP)(\d{1,6})\b")
 _RETRACTED = re.compile(r"#retracted_reqs: (\d{1,9})\b")
 _SWITCHED = "Switch adaptive runtime state"
 
@@ -88,12 +89,14 @@ def summarize(lines: Iterable[bytes], *, interval: int | None) -> ServerLog | No
     speeds: dict[str, list[float]] = defaultdict(list)
     waited: dict[str, list[int]] = defaultdict(list)
     accepted: list[float] = []
-    eager = retractions = switches = 0
+    retracted: dict[str, Counter[str]] = defaultdict(Counter)
+    eager = switches = 0
     for raw in lines:
         # Most lines of a chatty log are none of these: told without decoding them.
         if b"Decode batch" not in raw:
             if b"#retracted_reqs" in raw and (found := _RETRACTED.search(raw.decode(errors="replace"))):
-                retractions += int(found[1])
+                ranks = _ranks(found.string[: found.start()])
+                retracted[ranks.get("DP", "")][str(ranks)] += int(found[1])  # every rank says it
             switches += _SWITCHED.encode() in raw
             continue
         found = _DECODE.match(raw.decode(errors="replace"))
@@ -101,7 +104,10 @@ def summarize(lines: Iterable[bytes], *, interval: int | None) -> ServerLog | No
         count = _number(fields.get("#running-req"))
         if found is None or count is None:
             continue
-        rank = told[1] if (told := _RANK.search(found["who"])) else ""
+        ranks = _ranks(found["who"])
+        if int(ranks.get("PP", "0")):  # a later stage says again what the first has said
+            continue
+        rank = ranks.get("DP", "")
         if running[rank]:  # the first stands for the time before the round, too
             if speed := _number(fields.get("gen throughput (token/s)")):
                 speeds[rank].append(speed)
@@ -122,7 +128,7 @@ def summarize(lines: Iterable[bytes], *, interval: int | None) -> ServerLog | No
         throughput=sum(median(each) for each in speeds.values()) if speeds else None,
         acceptance_length=fmean(accepted) if accepted else None,
         eager=eager,
-        retractions=retractions,
+        retractions=sum(max(counts.values()) for counts in retracted.values()),
         switches=switches,
     )
 
@@ -191,6 +197,11 @@ def _tells(line: str) -> bool:
 
 def _bare(line: str) -> str:
     return _PREFIX.sub("", line, count=1)
+
+
+def _ranks(prefix: str) -> dict[str, str]:
+    """Of a scheduler, by kind, as its prefix tells them; the first of each."""
+    return dict(reversed(_RANKS.findall(prefix)))
 
 
 def _fields(text: str) -> Iterator[tuple[str, str]]:

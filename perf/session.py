@@ -46,7 +46,7 @@ from perf.rig import EMULATED_RIG_ID, Rig, probe, states
 from perf.sample import StoredCase, throughputs
 from perf.suite import Gate, Suite
 from perf.telemetry import Sampler
-from perf.text import printable
+from perf.text import duration, printable
 from perf.validity import Reason, level_never_reached
 from perf.verdict import CaseVerdict, Verdict
 
@@ -236,7 +236,7 @@ class Session:
             if case.selected and chosen.workload.level_must_be_reached and reason:
                 self.show.line(f"{case.id} will be INVALID: {reason.seen}: {reason.advice}")
         gate = self._gate(chosen)
-        minutes = gate.budget_minutes
+        began, budget_s = time.monotonic(), None if gate.budget_minutes is None else 60 * gate.budget_minutes
         if self.settings.base_url is None and all(case.selected for case in start.cases):
             self.show.line(plan.line(plan.forecast(replace(chosen, gate=gate), stored)))
         _raise_open_files()
@@ -248,9 +248,12 @@ class Session:
                 measure=lambda order: told_of_clocks(self._campaign().suites[-1], _guarded(bench, order)),
                 save=save,
                 clock=time.monotonic,
-                budget_s=None if minutes is None else 60 * minutes,
+                budget_s=budget_s,
             )
             for order in _owed_to_outputs(done):
+                if budget_s is not None and time.monotonic() - began >= budget_s:
+                    self.show.line(f"{order.name}: not launched: the budget of {duration(budget_s)} is spent")
+                    continue
                 done = replace(done, launches=(*done.launches, _guarded(bench, order)))
                 save(done)
             bench.say_what_is_left()
@@ -406,6 +409,7 @@ def _guarded(bench: Bench, order: Order) -> LaunchRecord:
             notes=(),
             measurements=tuple(Measurement(level=level, rounds=(), reasons=(reason,)) for level in order.levels),
             outputs=no_outputs(reason),
+            server_arguments=(),
         )
 
 

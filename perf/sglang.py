@@ -29,6 +29,9 @@ COUNTER_POLL_S = 0.1
 #: Bodies beyond this are no answer to a control call.
 MAX_BODY_BYTES = 32 * 1024 * 1024
 
+#: What is answered where there is no such path; by SGLang's router in front of gRPC workers with 501.
+NO_SUCH_PATH = (httpx2.codes.NOT_FOUND, httpx2.codes.METHOD_NOT_ALLOWED, httpx2.codes.NOT_IMPLEMENTED)
+
 #: Arguments that are listened to, and the length of one as text: SGLang 0.5.23 tells 546.
 MAX_SAID = 2000
 MAX_SAID_LENGTH = 1000
@@ -46,11 +49,15 @@ _METRICS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerInfo:
-    """What a server says of itself; None where it does not. `said` are its arguments as it resolved them, by name."""
+    """What a server says of itself; None where it does not. `said` are its arguments as it resolved them, by name.
+
+    `silent` is one that has a place to say so and did not answer there in time, or not with that.
+    """
 
     version: str | None
     speculative_algorithm: str | None
     said: Mapping[str, Value]
+    silent: bool = False
 
 
 class Control:
@@ -79,29 +86,32 @@ class Control:
 
     def flush_cache(self) -> bool:
         """Empty the prefix cache; False where the server cannot."""
-        return self._text("POST", "/flush_cache") is not None
+        return self._answer("POST", "/flush_cache")[1] is not None
 
     def info(self) -> ServerInfo:
         """Version and arguments, by the new endpoint name or the old one."""
+        silent = False
         for path in ("/server_info", "/get_server_info"):
-            answer = self._get_json(path)
+            status, body = self._answer("GET", path)
+            answer = _object(body)
             if answer is not None:
                 return ServerInfo(
                     version=_text_of(answer.get("version")),
                     speculative_algorithm=_text_of(answer.get("speculative_algorithm")),
                     said=dict(_scalars(answer)),
                 )
-        return ServerInfo(version=None, speculative_algorithm=None, said={})
+            silent = silent or status not in NO_SUCH_PATH
+        return ServerInfo(version=None, speculative_algorithm=None, said={}, silent=silent)
 
     def models(self) -> tuple[str, ...]:
         """The models that it lists."""
-        listed = (self._get_json("/v1/models") or {}).get("data")
+        listed = (_object(self._answer("GET", "/v1/models")[1]) or {}).get("data")
         named = [each.get("id") for each in listed if isinstance(each, dict)] if isinstance(listed, list) else []
         return tuple(name for name in named if isinstance(name, str))
 
     def counters(self) -> Counters | None:
         """The server's counters now; None where it has none. One that is no count (negative, NaN, endless) is None."""
-        text = self._text("GET", "/metrics")
+        _, text = self._answer("GET", "/metrics")
         if text is None:
             return None
         totals: dict[str, float] = {}
@@ -128,32 +138,31 @@ class Control:
                 return now
             time.sleep(COUNTER_POLL_S)
 
-    def _get_json(self, path: str) -> dict[str, object] | None:
-        text = self._text("GET", path)
+    def _answer(self, method: str, path: str) -> tuple[int | None, str | None]:
+        """The status, None where there is no answer; and the body where that is 200 and came whole and in time."""
         try:
-            value: object = None if text is None else json.loads(text)
-        except (ValueError, RecursionError):
-            return None
-        return value if isinstance(value, dict) else None
-
-    def _text(self, method: str, path: str) -> str | None:
-        """The body of an answer with status 200; None for another, a broken, a too long or a too late one."""
-        try:
-            body = self._runner.run(self._body(method, path))
+            return self._runner.run(self._asked(method, path))
         except (httpx2.HTTPError, TimeoutError):
-            return None
-        return None if body is None else body.decode("utf-8", errors="replace")
+            return None, None
 
-    async def _body(self, method: str, path: str) -> bytes | None:
+    async def _asked(self, method: str, path: str) -> tuple[int, str | None]:
         body = bytearray()
         async with asyncio.timeout(self._call_timeout_s), self._client.stream(method, path) as response:
             if response.status_code != httpx2.codes.OK:
-                return None
+                return response.status_code, None
             async for piece in response.aiter_bytes():
                 body += piece
                 if len(body) > MAX_BODY_BYTES:
-                    return None
-        return bytes(body)
+                    return response.status_code, None
+        return response.status_code, body.decode("utf-8", errors="replace")
+
+
+def _object(text: str | None) -> dict[str, object] | None:
+    try:
+        value: object = None if text is None else json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
 
 
 def _scalars(answer: Mapping[str, object]) -> Iterator[tuple[str, Value]]:

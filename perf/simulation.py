@@ -148,6 +148,8 @@ class SimulatedRig:
             measurements=tuple(
                 _measured(level, float(np.exp(logs[index]))) for level, index in zip(order.levels, indices, strict=True)
             ),
+            outputs=None,
+            server_arguments=(),
         )
 
     def run(
@@ -245,6 +247,7 @@ def suite(
         launches=(),
         stopped=None,
         problem=None,
+        same_outputs=(),
     )
 
 
@@ -277,6 +280,7 @@ def stored_case(
                 comparable=None,
             ),
         ),
+        server_arguments=(),
     )
 
 
@@ -296,6 +300,7 @@ def _sample(night: str, launch: str, throughput: float) -> LaunchSample:
         turnaround_share=(None,),
         away_share=(None,),
         cpu_share=(None,),
+        pace=(),
     )
 
 
@@ -323,5 +328,7 @@ def _measured(level: int, throughput: float) -> Measurement:
         acceptance_length=None,
     )
     return Measurement(
-        level=level, rounds=(RoundRecord(index=0, summary=numbers, reasons=(), client=None),), reasons=()
+        level=level,
+        rounds=(RoundRecord(index=0, summary=numbers, reasons=(), client=None, gpus=None, server_log=None),),
+        reasons=(),
     )

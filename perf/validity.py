@@ -4,7 +4,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 
-from perf.rig import POWER_CAP, GpuState, GpuTelemetry
+from perf.nvml import POWER_CAP
+from perf.rig import GpuState, GpuTelemetry
 from perf.text import printable, share
 from perf.trace import ClientHealth, Counters, Round
 
@@ -48,8 +49,10 @@ MIN_WARMUP_CHUNKS = 16
 #: An idle GPU's own: context of the display, of a monitoring agent.
 MAX_IDLE_GPU_BYTES = 512 * 1024**2
 
-#: The share of samples in which heat or the hardware held a card's clocks down: one look may meet a moment's brake.
+#: The share of samples in which heat or the hardware held a card's clocks down, and how many they are at least: of a
+#: few looks one may meet a moment's brake.
 MAX_SLOWED_SHARE = 0.05
+LEAST_SLOWED = 2
 
 #: A card that works for less of the time lets its PCIe link run slower.
 LOADED_SHARE = 0.5
@@ -71,7 +74,8 @@ class Reason:
 class Observation:
     """What is known of one round beside its requests: the server's counters before and after it, and its death.
 
-    `last` are the counters as they were after the round before, None in the first of a launch.
+    `last` are the counters as they were after the round before, None in the first of a launch. `adaptive` is a server
+    that decides by itself how much it drafts: where it expects no gain nothing, though its draft is wired.
     """
 
     round: Round
@@ -81,6 +85,7 @@ class Observation:
     level_must_be_reached: bool
     death: str | None
     last: Counters | None = None
+    adaptive: bool = False
 
     @property
     def counted(self) -> Counters | None:
@@ -136,7 +141,7 @@ def check_telemetry(gpus: Sequence[GpuTelemetry]) -> tuple[Reason, ...]:
         f"{_gpu(gpu)} was held down by {why} in {share(round(part, 3))} of {gpu.samples} samples{_heat(gpu)}"
         for gpu in gpus
         for why, part in gpu.slowed_by or ()
-        if why != POWER_CAP and part > MAX_SLOWED_SHARE
+        if why != POWER_CAP and part > MAX_SLOWED_SHARE and round(part * gpu.samples) >= LEAST_SLOWED
     )
     errors = (f"{_gpu(gpu)}: {', '.join(found)}" for gpu in gpus if (found := list(_gpu_errors(gpu))))
     foreign = (
@@ -382,6 +387,8 @@ def _acceptance(seen: Observation) -> Iterator[Reason]:
             seen="the variant speculates, but the server counted no verify steps",
             advice="start it with --enable-metrics; if it is, the draft is not wired",
         )
+    elif seen.adaptive and seen.round.level > 1:
+        return
     elif steps <= 0 or tokens - len(seen.round.requests) <= steps:  # the first token of a request is prefill's
         length = "no verify step ran" if steps <= 0 else f"{tokens:,} tokens in {steps:,} verify steps"
         yield Reason(name="acceptance 1.0", seen=length, advice="the draft is not wired: check the draft model's path")

@@ -3,8 +3,8 @@
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -91,8 +91,8 @@ def test_a_strangers_server_tells_nothing_and_nothing_breaks(tmp_path: Path) -> 
 
 
 @contextmanager
-def answering(body: Iterator[bytes]) -> Iterator[str]:
-    """A server that answers the first request with these bytes of a head and a body."""
+def answering(body: Iterable[bytes]) -> Iterator[str]:
+    """A server that answers with these bytes of a head and a body."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -111,6 +111,16 @@ def answering(body: Iterator[bytes]) -> Iterator[str]:
             yield f"http://127.0.0.1:{server.server_port}"
         finally:
             server.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("answer", "silent"),
+    [(b"404 Not Found", False), (b"501 Not Implemented", False), (b"500 Internal Server Error", True), (b"", True)],
+)
+def test_a_server_that_does_not_tell_its_arguments_is_told_from_one_that_cannot(answer: bytes, silent: bool) -> None:
+    said = [b"HTTP/1.1 ", answer, b"\r\ncontent-length: 0\r\n\r\n"] if answer else []
+    with answering(said) as url, closing(Control(url, None)) as control:
+        assert control.info().silent is silent
 
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\n"

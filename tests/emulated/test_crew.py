@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from perf import crew
+from perf import crew, interpreter
 from perf.crew import AnyClient, client
 from perf.load import Limits, Progress, Target
 from perf.metrics import summarize
@@ -252,7 +252,7 @@ def test_a_process_that_says_nothing_any_more_is_given_up(tmp_path: Path, monkey
 
 
 def test_a_process_that_cannot_start_is_told_with_the_last_line_it_printed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(crew, "_BOOT", "raise SystemExit('no room for me')")
+    monkeypatch.setattr(interpreter, "_BOOT", "raise SystemExit('no room for me')")
     with stub(answer(stream(*GOOD) + END)) as server, asking(at(server), 2) as client:
         measured = client.run_round(plan(2, 4), TOKENS)
     assert labels(measured) == ["connection"] * 4

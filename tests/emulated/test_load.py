@@ -22,10 +22,11 @@ import pytest
 import trustme
 
 from perf import load
+from perf.answers import NoAnswerError, ask
 from perf.load import Client, Limits, Progress, Target
 from perf.metrics import summarize
 from perf.trace import Round
-from perf.workload import Endpoint, Message, PlannedRequest, RoundPlan
+from perf.workload import Endpoint, Message, PlannedRequest, Prompt, RoundPlan
 
 ROOT = Path(__file__).parents[2]
 
@@ -271,6 +272,20 @@ def test_a_completion_is_asked_with_one_prompt_and_nothing_else() -> None:
     assert labels(measured) == ["good"]
     assert asked.line == "POST /v1/completions HTTP/1.1"
     assert asked.body == {**ASKED_OF_EVERY_SERVER, "prompt": "\n\n".join(turn.content for turn in TURNS)}
+
+
+@pytest.mark.parametrize("endpoint", ["chat", "completions"])
+def test_what_a_server_says_is_asked_as_in_a_round_but_alone_at_temperature_0_and_without_a_stream(
+    endpoint: Endpoint,
+) -> None:
+    with stub(answer(head(status="503 Busy") + END)) as server:
+        one_round(server.port, requests=1, endpoint=endpoint)
+        with client(server.port, endpoint=endpoint) as asking, pytest.raises(NoAnswerError, match="HTTP 503"):
+            ask(asking.target, [Prompt(id="a", messages=TURNS)], TOKENS)
+    measured, alone = server.asked
+    streamed = measured.body.pop("stream_options")
+    assert streamed
+    assert (alone.line, alone.body) == (measured.line, measured.body | {"temperature": 0, "stream": False})
 
 
 def test_nothing_of_the_developers_environment_reaches_the_server(

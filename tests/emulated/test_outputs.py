@@ -22,8 +22,19 @@ ODD = {
     "mute": "def said(tokens): return ''",
     "broken": "def said(tokens): return None + 'an error that closes the connection'",
     "dead": "sys.exit('no memory')",
+    "short": "CHANGED = {'usage': {'completion_tokens': 7}}",
+    "aborted": "CHANGED = {'choices': [{'message': {'content': 'word '}, 'finish_reason': 'abort'}]}",
     "hostile": "def said(tokens): return '\\x1b[31m' + os.environ['SECRET_KEY'] + '\\ud800' * 5000",
 }
+
+
+#: What an answer has otherwise, where anything.
+CHANGING = """
+CHANGED = {}
+class Handler(Handler):
+    def answer(self, status, value):
+        super().answer(status, value | (CHANGED if "choices" in value else {}))
+"""
 
 
 @pytest.fixture
@@ -68,6 +79,18 @@ def test_what_a_selected_case_launches_is_not_launched_again(desk: Desk) -> None
     assert [(each.name, len(each.measurements)) for each in measured.launches] == [("eagle3-1", 1), ("baseline-1", 0)]
 
 
+def test_what_is_launched_for_its_words_alone_is_in_the_budget_too(desk: Desk) -> None:
+    suite = suite_of(desk, {"baseline": FAST, "eagle3": EAGLE3})
+    run = desk.measure(suite, "-k", "output", "--perf-budget-minutes=0.001")
+    output = run.item("said/expect/same-output-of-baseline-and-eagle3")
+    assert output.word == "INVALID"
+    assert "not measured: eagle3 was not asked for its output" in output.message
+    assert "give the campaign more minutes with --perf-budget-minutes" in output.message
+    assert "eagle3-1: not launched: the budget of 0 s is spent" in run.screen
+    (measured,) = desk.campaign().suites
+    assert [each.name for each in measured.launches] == ["baseline-1"]
+
+
 def test_nobody_is_asked_where_the_expectation_is_not_selected(desk: Desk) -> None:
     suite = suite_of(desk, {"baseline": FAST, "eagle3": EAGLE3})
     desk.measure(suite, "-k", "/eagle3/", "--perf-max-launches=1")
@@ -80,8 +103,9 @@ def odd(tmp_path_factory: pytest.TempPathFactory) -> tuple[Desk, Run]:
     """One session of servers that say odd things, each beside a plain one."""
     desk = Desk(tmp_path_factory.mktemp("odd"))
     variants = {"plain": desk.stranger()}
-    variants |= {name: desk.stranger(words, f"{name}.py") for name, words in ODD.items()}
+    variants |= {name: desk.stranger(CHANGING + words, f"{name}.py") for name, words in ODD.items()}
     expected = [("plain", "wrong", 1.0), ("plain", "once", 0.8), ("plain", "dead", 1.0), ("plain", "hostile", 1.0)]
+    expected += [("plain", "short", 1.0), ("plain", "aborted", 1.0)]
     expected += [(name, "plain", 1.0) for name in ("fickle", "mute", "broken")]
     more = "\n".join(
         f'[[expect]]\nsame_output = ["{first}", "{second}"]\nat_least = {share}' for first, second, share in expected
@@ -102,6 +126,8 @@ def odd(tmp_path_factory: pytest.TempPathFactory) -> tuple[Desk, Run]:
         ("fickle-and-plain", "INVALID", "output not repeatable: "),
         ("mute-and-plain", "INVALID", "and anything at all, to 0 of 8 prompts"),
         ("broken-and-plain", "INVALID", "no output: broken: prompt 1 of 8, 'implement-ttl-lru-cache': "),
+        ("plain-and-short", "INVALID", "no output: short: prompt 1 of 8, 'implement-ttl-lru-cache': 7 tokens of 12, "),
+        ("plain-and-aborted", "INVALID", "finish_reason abort"),
         ("plain-and-hostile", "VIOLATED", "hostile in 0 of 8 prompts"),
     ],
 )

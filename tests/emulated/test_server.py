@@ -190,6 +190,16 @@ def answer(request):
         assert noted(tmp_path, "generated") == 3
 
 
+@pytest.mark.parametrize("status", [404, 405, 501])
+def test_a_server_that_has_no_path_to_generate_at_is_not_asked_for_a_token(tmp_path: Path, status: int) -> None:
+    code = f"""
+def answer(request):
+    return ({status}, "no such path") if request.path == "/health_generate" else (200, "")
+"""
+    with start(stub(tmp_path, code, model="given")) as server:
+        assert server.model == "given"
+
+
 def test_a_server_without_a_health_path_is_ready_when_it_lists_its_models(tmp_path: Path) -> None:
     with start(stub(tmp_path, ready_path="/no/such/path")) as server:
         assert server.model == "stub-model"

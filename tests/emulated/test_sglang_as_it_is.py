@@ -53,6 +53,32 @@ def test_a_server_that_already_runs_is_asked_only_for_its_model(tmp_path: Path) 
     assert launch.measurements[0].rounds[0].server_log is None
 
 
+#: What is answered at /server_info.
+SAYS = """
+class Handler(Handler):
+    def do_GET(self):
+        self.answer(*SAID) if self.path == "/server_info" else super().do_GET()
+"""
+
+
+def test_a_server_that_does_not_tell_its_arguments_is_measured_with_a_note(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    suite = desk.suite({"served": desk.stranger(f"{SAYS}SAID = 500, {{}}")})
+    launch = Launches(desk, suite).run("candidate", levels=(2,))
+    assert not launch.measurements[0].all_reasons
+    assert "it says nothing of its arguments: identity not checked" in launch.notes
+    desk.stranger(f"{SAYS}SAID = 404, {{}}")
+    assert not any("identity" in note for note in Launches(desk, suite).run("candidate", 2, levels=(2,)).notes)
+
+
+def test_an_adaptive_server_that_counts_no_verify_steps_is_invalid(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    said = {"speculative_algorithm": "EAGLE3", "speculative_adaptive": True}
+    suite = desk.suite({"served": desk.stranger(f"{SAYS}SAID = 200, {said}")})
+    (measured,) = Launches(desk, suite).run("candidate", levels=(2,)).measurements
+    assert [reason.name for reason in measured.all_reasons] == ["acceptance missing"]
+
+
 def test_a_rounds_own_part_of_the_log_is_summed_up_and_a_capped_server_is_told(tmp_path: Path) -> None:
     desk = Desk(tmp_path)
     flags = ("--max-running-requests", "2", "--speculative-algorithm", "EAGLE3", "--acceptance", "2")

@@ -1,9 +1,11 @@
 """A run that was killed with all its supervisors is not the next one's noise; two real runs never measure at once."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -181,6 +183,82 @@ def test_who_listens_on_the_port_of_a_server_that_has_ended_is_named_and_not_end
             server.stop()  # the port is given back: who listens there is nobody's concern
         finally:
             heir.kill()
+
+
+#: Gives its port away as soon as it is asked for an answer.
+GIVEN_AWAY = """
+import socket
+class Handler(Handler):
+    def do_POST(self):
+        if not os.path.exists("given"):
+            open("given", "x").close()
+            with socket.socket(socket.AF_UNIX) as to:
+                to.connect("heir")
+                socket.send_fds(to, [b"x"], [self.server.fileno()])
+        super().do_POST()
+"""
+#: Is never ready, and not impressed by SIGTERM; nor are those whom it leaves.
+STUBBORN = f"""
+import signal
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+{LEAVING}
+signal.signal(signal.SIGTERM, lambda *_: print("SIGTERM", flush=True))
+class Handler(Handler):
+    def do_GET(self):
+        self.answer(503, {{}})
+"""
+
+
+def interrupted(measuring: subprocess.Popen[str]) -> str:
+    """What a pytest showed that was interrupted and ended so."""
+    out, error = measuring.communicate(timeout=60)
+    assert measuring.returncode == pytest.ExitCode.INTERRUPTED, out + error
+    assert "KeyboardInterrupt: SIGINT" in out
+    assert "INVALID" not in out
+    return out
+
+
+def test_an_interrupt_goes_on_though_somebody_has_the_port_of_its_server_and_that_is_told(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    workload = "min_requests = 60\nrequests_per_stream = 1\nwarmup_requests = 0"
+    suite = desk.suite({"given": desk.stranger(GIVEN_AWAY)}, levels=(1,), workload=workload)
+    command, _ = desk.pytest_command("-m", "perf", f"--perf-suite={suite}", "tests/perf")
+    with (
+        subprocess.Popen([sys.executable, "-c", HEIR], cwd=tmp_path, stdout=subprocess.PIPE, text=True) as heir,
+        started(command) as measuring,
+    ):
+        assert heir.stdout is not None
+        try:
+            assert heir.stdout.readline() == "up\n"
+            assert heir.stdout.readline() == "given\n"
+            measuring.send_signal(signal.SIGINT)
+            out = interrupted(measuring)
+        finally:
+            heir.kill()
+    assert re.search(rf"later somebody listens on its port \d+: {heir.pid} ", out)
+
+
+def test_an_interrupt_of_a_start_goes_on_though_its_server_leaves_somebody_and_that_is_told(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    suite = desk.suite({"served": desk.stranger(STUBBORN)})
+    command, _ = desk.pytest_command("-m", "perf", f"--perf-suite={suite}", "tests/perf")
+    survivors: list[int] = []
+    try:
+        with started(command) as measuring:
+            wait_until(lambda: (tmp_path / "child").exists() and (tmp_path / "daemon").exists(), "two are left behind")
+            survivors = [int((tmp_path / name).read_text()) for name in ("child", "daemon")]
+            measuring.send_signal(signal.SIGINT)
+            (log,) = desk.campaigns.glob("*/served-1/server.log")
+            wait_until(lambda: "SIGTERM" in log.read_text(), "the server was asked to end")
+            supervisor_of(measuring).kill()
+            out = interrupted(measuring)
+    finally:
+        for pid in survivors:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+    assert "left processes that did not end" in out
+    assert any(f"{pid} " in out for pid in survivors)
+    wait_until(lambda: leftovers.find() == (), "nobody is left, and no note of it")
 
 
 def test_a_launch_is_noted_for_its_user_alone_without_secrets_until_nobody_is_left(

@@ -45,6 +45,7 @@ RIG = Rig(
     governor=None,
     machine="0123456789abcdef",
     kernel="6.1.0",
+    pairs=(),
 )
 
 FAILED = Reason(
@@ -82,6 +83,7 @@ def stored(
             turnaround_share=(None,),
             away_share=(None,),
             cpu_share=(None,),
+            pace=(),
         )
         for number, value in enumerate(throughputs, start=1)
     )
@@ -110,6 +112,7 @@ def stored(
                 comparable=None,
             ),
         ),
+        server_arguments=(),
     )
 
 
@@ -152,14 +155,18 @@ def measured(throughput: float, *, level: int = 1, acceptance: float | None = No
     """One case in one launch, of one round."""
     numbers = summary(throughput, level=level, acceptance=acceptance, ttft_s=ttft_s)
     return Measurement(
-        level=level, rounds=(RoundRecord(index=0, summary=numbers, reasons=(), client=None),), reasons=()
+        level=level,
+        rounds=(RoundRecord(index=0, summary=numbers, reasons=(), client=None, gpus=None, server_log=None),),
+        reasons=(),
     )
 
 
 def failed(level: int = 1, reason: Reason = FAILED) -> Measurement:
     """One case in one launch that must not be believed."""
     return Measurement(
-        level=level, rounds=(RoundRecord(index=0, summary=None, reasons=(reason,), client=None),), reasons=()
+        level=level,
+        rounds=(RoundRecord(index=0, summary=None, reasons=(reason,), client=None, gpus=None, server_log=None),),
+        reasons=(),
     )
 
 
@@ -196,6 +203,8 @@ def launch(
         build=build,
         notes=(),
         measurements=measurements,
+        outputs=None,
+        server_arguments=(),
     )
 
 
@@ -258,6 +267,7 @@ def suite(
         launches=launches,
         stopped=None,
         problem=None,
+        same_outputs=(),
     )
 
 

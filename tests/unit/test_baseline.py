@@ -276,6 +276,7 @@ def launch_samples(draw: st.DrawFn) -> LaunchSample:
         turnaround_share=draw(perhaps(rates)),
         away_share=draw(perhaps(rates)),
         cpu_share=draw(perhaps(rates)),
+        pace=(),
     )
 
 

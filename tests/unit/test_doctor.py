@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from perf import doctor, rig
+from perf import doctor, nvml, rig
 from perf.__main__ import main
 from perf.doctor import Finding, Fitness
-from perf.rig import Gpu, GpuProcess, GpuState, PcieLink
+from perf.nvml import PcieLink
+from perf.rig import Gpu, GpuProcess, GpuState
 from perf.suite import load
 from tests.nvml.script import WORKING, Driver
 from tests.unit.simulated import RIG, stored
@@ -31,7 +32,17 @@ CALM = GpuState(
 )
 GPUS = replace(
     RIG,
-    gpus=(Gpu(name="RTX PRO 6000", uuid="GPU-1", power_limit_w=600.0, clocks_mhz=None, persistent=None),),
+    gpus=(
+        Gpu(
+            name="RTX PRO 6000",
+            uuid="GPU-1",
+            power_limit_w=600.0,
+            clocks_mhz=None,
+            persistent=None,
+            pcie=None,
+            nvlinks=None,
+        ),
+    ),
     driver="580.1",
 )
 
@@ -97,7 +108,9 @@ def test_what_a_driver_says_of_a_hot_and_busy_card_is_what_is_found(
 ) -> None:
     hot = WORKING | {"uuid": "GPU-1", "reasons": 0x40, "celsius": 88, "pcie_width": 4, "processes": [2**22 + 1]}
     driver = Driver(tmp_path, WORKING, hot, meeting=50)
-    monkeypatch.setattr(rig, "pynvml", driver.module())
+    module = driver.module()
+    for each in (nvml, rig):
+        monkeypatch.setattr(each, "pynvml", module)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     here = rig.probe()
     found = [(each.fitness, each.name, each.seen) for each in doctor.gpus(here, rig.states(here))]

@@ -58,6 +58,7 @@ def test_what_sglang_resolves_otherwise_is_a_note() -> None:
     capped: dict[str, Value] = {"effective_max_running_requests_per_dp": 3, "dp_size": 2}
     assert notes(COMMAND, **capped) == ("--max-running-requests: asked 32, runs with 6",)
     assert wrong(COMMAND, speculative_algorithm="EAGLE") == ()
+    assert wrong((*COMMAND, "--speculative-algorithm", "NEXTN"), speculative_algorithm="FROZEN_KV_MTP") == ()
 
 
 @pytest.mark.parametrize(
@@ -78,6 +79,11 @@ def test_what_sglang_resolves_otherwise_is_a_note() -> None:
         (("--tokenizer-path", "/models/mk8/"), {"tokenizer_path": "/models/mk8"}),
         (("--cuda-graph-bs", "1", "2"), {"cuda_graph_bs": 3}),
         (("--tp", "8", "--tp-size", "1"), {"tp_size": 1}),
+        (("--max-running-requests", "-1"), {"max_running_requests": None}),
+        (
+            ("--enable-return-aux-hidden-states",),
+            {"enable_return_aux_hidden_states": True, "speculative_algorithm": None},
+        ),
         (("--unheard-of", "1"), {}),
         (("-x", "1", "--", "--dp"), {"dp_size": 1}),
         (("bash", "-c", "serve --tp 8"), {}),
@@ -88,6 +94,14 @@ def test_a_value_that_means_the_same_or_cannot_be_compared_is_not_told(
 ) -> None:
     found = check((*COMMAND, *asked), SAID | seen, port=PORT)
     assert (found.wrong, found.notes) == ((), ())
+
+
+def test_what_tells_a_server_may_be_given_to_its_launcher_too() -> None:
+    started = ("mpirun", "serve", "--port", "{port}", "--", "--port", "9")
+    assert [check(started, {"port": port}, port=30000).wrong for port in (9, 30000)] == [(), ()]
+    assert check(started, {"port": 8}, port=30000).wrong == ("--port: asked 9, runs with 8",)
+    twice = ("--model-path", "org/a", "--model-path", "org/b")
+    assert [check_attached(twice, {"model_path": f"org/{each}"}).notes == () for each in "abc"] == [True, True, False]
 
 
 def test_a_flag_that_is_off_on_the_server_is_a_note() -> None:
@@ -108,6 +122,24 @@ def test_a_model_that_was_downloaded_is_the_one_that_was_asked_for(path: str) ->
     assert check(hub, {"model_path": "/any/where", "served_model_name": hub[1]}, port=1).wrong == ()
     assert check(hub, {"model_path": "org/B-Model-8B", "served_model_name": "org/B-Model-8B"}, port=1).wrong
     assert check(("--model-path", "/models/a"), {"model_path": "/models/a-large"}, port=1).wrong
+
+
+@pytest.mark.parametrize(
+    ("asked", "path", "same"),
+    [
+        ("Qwen/Qwen3-8B", "/models/Qwen3-8B-FP8", False),
+        ("Qwen/Qwen3-8B", "/models/qwen3-8b", True),
+        ("Qwen/Qwen3-8B", "/cache/hub/models--Qwen--Qwen3-8B-FP8/snapshots/0123abc", False),
+        ("Qwen/Qwen3-8B", "/cache/hub/models--Other--Qwen3-8B/snapshots/0123abc", False),
+        ("Qwen/Qwen3-8B", "/cache/Qwen--Qwen3-8B", True),
+        ("org/", "/models/anything", False),
+        ("org/Large-GGUF:Q8_0", "/hub/models--org--Large-GGUF/snapshots/0123abc/Large-Q8_0.gguf", True),
+        ("org/Large", "/models/Large-Q8_0.gguf", True),
+        ("org/Large", "/models/Small-Q8_0.gguf", False),
+    ],
+)
+def test_a_folder_is_of_the_model_whose_whole_name_it_has(asked: str, path: str, same: bool) -> None:
+    assert (check(("--model-path", asked), {"model_path": path}, port=1).wrong == ()) is same
 
 
 def test_a_router_answers_for_the_server_behind_it() -> None:

@@ -61,6 +61,7 @@ def launch(
         turnaround_share=(turnaround,) * rounds,
         away_share=(away,) * rounds,
         cpu_share=(cpu,) * rounds,
+        pace=(),
     )
 
 
@@ -334,7 +335,7 @@ def test_the_numbers_of_real_rounds_leave_nothing_unexplained() -> None:
             cpu_share=0.1 * slower**3,
             run_queue_share=None,
         )
-        taken = RoundRecord(index=0, summary=seen, reasons=(), client=client)
+        taken = RoundRecord(index=0, summary=seen, reasons=(), client=client, gpus=None, server_log=None)
         return measured.sample(CAMPAIGNS[0].suites[0].launches[0], Measurement(level=4, rounds=(taken,), reasons=()))
 
     found = explain((of(1.0),), (of(1.3),), margin=MARGIN)

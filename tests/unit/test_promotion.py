@@ -391,8 +391,25 @@ def test_nothing_of_the_machine_but_its_fingerprint_is_stored(store: Store) -> N
 
 
 def test_the_fingerprint_of_the_rig_lies_beside_its_baselines(store: Store) -> None:
-    gpu = Gpu(name="NVIDIA H200", uuid="GPU-1", power_limit_w=700.0, clocks_mhz=(1980, 2619), persistent=True)
-    rig = Rig(gpus=(gpu,), driver="570.1", cuda="12.8", cpu="Xeon", governor="performance", machine="m", kernel="6.1")
+    gpu = Gpu(
+        name="NVIDIA H200",
+        uuid="GPU-1",
+        power_limit_w=700.0,
+        clocks_mhz=(1980, 2619),
+        persistent=True,
+        pcie=None,
+        nvlinks=None,
+    )
+    rig = Rig(
+        gpus=(gpu,),
+        driver="570.1",
+        cuda="12.8",
+        cpu="Xeon",
+        governor="performance",
+        machine="m",
+        kernel="6.1",
+        pairs=(),
+    )
     state = replace(night(100.0), rig_id=rig.id, power_limits_w=rig.power_limits_w, fingerprint=rig.fingerprint)
     run(replace(campaign(state), rig=rig), store)
     assert json.loads((store.folder / rig.id / "rig.json").read_text()) == {

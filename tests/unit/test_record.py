@@ -70,9 +70,19 @@ def full() -> SuiteRecord:
 
 
 def test_a_campaign_is_read_back_as_it_was(tmp_path: Path) -> None:
-    gpu = Gpu(name="NVIDIA H200", uuid="GPU-0", power_limit_w=700.0, clocks_mhz=None, persistent=None)
+    gpu = Gpu(
+        name="NVIDIA H200", uuid="GPU-0", power_limit_w=700.0, clocks_mhz=None, persistent=None, pcie=None, nvlinks=None
+    )
     rig = Rig(
-        gpus=(gpu,), driver="570", cuda="12.8", cpu="Xeon", governor="powersave", machine="m", kernel="6", note="a note"
+        gpus=(gpu,),
+        driver="570",
+        cuda="12.8",
+        cpu="Xeon",
+        governor="powersave",
+        machine="m",
+        kernel="6",
+        pairs=(),
+        note="a note",
     )
     for whole in (campaign(full(), suite()), replace(campaign(), rig=rig), campaign(complete=False)):
         assert record.read(written(tmp_path / str(whole.complete) / str(len(whole.suites)), whole)) == whole

@@ -41,7 +41,9 @@ def suite(folder: Path, table: str) -> Suite:
 
 
 def rig(*uuids: str) -> Rig:
-    gpu = Gpu(name="RTX PRO 6000", uuid="", power_limit_w=None, clocks_mhz=None, persistent=None)
+    gpu = Gpu(
+        name="RTX PRO 6000", uuid="", power_limit_w=None, clocks_mhz=None, persistent=None, pcie=None, nvlinks=None
+    )
     return replace(RIG, gpus=tuple(replace(gpu, uuid=uuid) for uuid in uuids))
 
 

@@ -78,6 +78,22 @@ def test_schedulers_that_share_the_requests_are_added_up() -> None:
     assert (said.lines, said.steps, said.running_max, said.throughput) == (6, 120, 14, 190)
 
 
+def test_the_stages_of_a_pipeline_run_the_same_requests() -> None:
+    first, last = (decode(8, speed, rank=f" PP{stage} TP0") for stage, speed in enumerate((100, 98)))
+    said = read(first, last, first, last)
+    assert (said.lines, said.steps, said.running_max, said.throughput) == (2, 80, 8, 100)
+    assert summarize([last], interval=40) is None
+
+
+def test_what_every_rank_says_of_the_same_requests_is_counted_once() -> None:
+    full = (
+        "[2026-02-01 02:00:00{}] KV cache pool is full. Retract requests. #retracted_reqs: 3, #new_tokens_gained: 9\n"
+    )
+    groups = [f" DP{group} TP{rank}" for group, rank in ((0, 0), (0, 1), (1, 2), (1, 3))]
+    assert read(*(full.format(rank).encode() for rank in groups), decode(8, 600)).retractions == 6
+    assert read(*(full.format(f" PP{stage} TP0").encode() for stage in (0, 1)), decode(8, 600)).retractions == 3
+
+
 def test_requests_that_were_put_back_and_switches_of_an_adaptive_server_are_counted() -> None:
     full = b"[2026-02-01 02:00:00] KV cache pool is full. Retract requests. #retracted_reqs: 3, #new_token_ratio: 0.1\n"
     switch = b"[2026-02-01 02:00:00] Switch adaptive runtime state: steps 3 -> 0, draft_tokens 4 -> 1\n"

@@ -466,6 +466,19 @@ def test_an_unwired_draft_is_shown_with_its_numbers() -> None:
     assert only(replace(observation, after=Counters(verify_steps=0))).seen == "no verify step ran"
 
 
+def test_an_adaptive_server_must_count_verify_steps_and_draft_for_one_stream() -> None:
+    """Where many decode together it may draft nothing; then each of its steps yields a token."""
+
+    def names(level: int, steps: int | None) -> list[str]:
+        counted = Counters(generated=1000, verify_steps=steps)
+        observation = replace(seen(*TEN, counted=counted, level=level, speculative=True), adaptive=True)
+        return [reason.name for reason in check(observation)]
+
+    assert names(8, 400) == names(8, 1000) == names(8, 0) == names(1, 400) == []
+    assert names(8, None) == names(1, None) == ["acceptance missing"]
+    assert names(1, 1000) == names(1, 0) == ["acceptance 1.0"]
+
+
 def test_a_plain_variant_needs_no_acceptance() -> None:
     assert check(seen(*TEN, counted=Counters(generated=1000, verify_steps=None))) == ()
 

@@ -60,7 +60,14 @@ class Place:
                 Measurement(
                     level=1,
                     rounds=tuple(
-                        RoundRecord(index=index, summary=numbers(rounds[ordinal, index]), reasons=(), client=None)
+                        RoundRecord(
+                            index=index,
+                            summary=numbers(rounds[ordinal, index]),
+                            reasons=(),
+                            client=None,
+                            gpus=None,
+                            server_log=None,
+                        )
                         for index in (0, 1)
                     ),
                     reasons=(),
