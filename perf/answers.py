@@ -74,9 +74,9 @@ async def _answer(client: httpx2.AsyncClient, target: Target, prompt: Prompt, to
         said = json.loads(text)
         (choice,) = said["choices"]
         ended, counted = choice.get("finish_reason"), (said.get("usage") or {}).get("completion_tokens")
-        if ended == "abort" or counted not in (None, tokens):
-            # Servers that all stop too soon may well agree, on less than is said of them.
-            raise NoAnswerError(f"{counted} tokens of {tokens}, finish_reason {ended}")
+        # Servers that all stop too soon may well agree, on less than is said of them; "stop" ends the last token, too.
+        if (counted, ended) not in ((None, "length"), (tokens, "length"), (tokens, "stop")):
+            raise NoAnswerError(f"{'-' if counted is None else counted} tokens of {tokens}, finish_reason {ended}")
         # Models that think say so in a field of its own, where the server was told to tell the two apart.
         parts = [choice["message"].get(key) for key in ("reasoning_content", "content")] if chat else [choice["text"]]
         return "".join(part for part in parts if part is not None)

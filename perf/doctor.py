@@ -31,6 +31,7 @@ from perf.files import FileError
 from perf.measure import Bench, Show, build, shared_code, spec
 from perf.measured import sample
 from perf.noise import LEAST_SPREAD
+from perf.nvml import POWER_CAP
 from perf.prospect import BOUND, prospect, question, spread_interval
 from perf.record import Order
 from perf.rig import EMULATED_RIG_ID, UNREADABLE, GpuState, Rig, states
@@ -218,9 +219,15 @@ def gpus(rig: Rig, states: tuple[GpuState, ...]) -> Iterator[Finding]:
             advice = "the suite measures GPUs that are its own: end what runs there, in other containers too"
             yield Finding(fitness=Fitness.UNFIT, name=name, seen=why, advice=advice)
         if state.slowed_by:
-            advice = "cool it, or lift the limit it names: nvidia-smi -q -d PERFORMANCE"
+            # At its cap a card may be by design; what that does to its clocks is looked at while a round is measured.
+            capped = set(state.slowed_by) == {POWER_CAP}
             yield Finding(
-                fitness=Fitness.UNFIT, name=name, seen=f"slowed by {', '.join(state.slowed_by)}", advice=advice
+                fitness=Fitness.NOTE if capped else Fitness.UNFIT,
+                name=name,
+                seen=f"slowed by {', '.join(state.slowed_by)}",
+                advice="lock clocks that it holds below the cap: docs/telemetry.md"
+                if capped
+                else "cool it, or lift the limit it names: nvidia-smi -q -d PERFORMANCE",
             )
         if state.celsius is not None and state.celsius > MAX_IDLE_CELSIUS:
             seen = f"{state.celsius} degrees Celsius before any load"

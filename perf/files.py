@@ -86,7 +86,7 @@ def read_json(
     """
     data = read_bytes(path, what, MAX_JSON_BYTES)
     try:
-        _refuse_doubtful(data)
+        refuse_doubtful(data)
         return adapter.validate_json(upgrade(data), strict=True)
     except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise FileError(f"{path}: not {what}: the whole file: Invalid JSON: {error}") from error
@@ -118,7 +118,7 @@ def read_bytes(path: Path, what: str, limit: int) -> bytes:
     return data
 
 
-def _refuse_doubtful(data: bytes) -> None:
+def refuse_doubtful(data: bytes) -> None:
     """Raises ValueError for JSON that two readers may understand differently, or that holds what we never write."""
 
     def number(text: str) -> float:

@@ -53,7 +53,9 @@ MAX_NAME = 80
 MAX_VALUE = 100
 
 _TRUE, _FALSE = ("true", "1", "yes"), ("false", "0", "no")
-_LEFT_TO_IT = ("auto", "default", "none", "null", "")
+
+#: Values that ask for nothing, and of which none is said.
+LEFT_TO_IT = ("auto", "default", "none", "null", "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,7 +160,7 @@ def _agree(asked: str | bool, seen: Value) -> bool | None:
     if isinstance(asked, bool):
         return seen if isinstance(seen, bool) else None
     text = asked.strip().lower()
-    if MARK in asked or "redacted" in str(seen) or text in _LEFT_TO_IT:
+    if MARK in asked or "redacted" in str(seen) or text in LEFT_TO_IT:
         return None
     if isinstance(seen, bool):
         return seen if text in _TRUE else not seen if text in _FALSE else None

@@ -3,7 +3,8 @@
 A supervisor that is killed together with pytest, as by the kernel for want of memory, ends nobody. What the system
 still tells of whom they leave is the session, which every server has of its own, and the environment, in which every
 launch has a mark of its own. Who left the session and runs with another environment is found only below one that did
-not.
+not; who stayed in it, only while its first process is there: then its number may be that of a stranger's session.
+Where the environment was written over by a title, as SGLang's schedulers do, it does not tell, and the session counts.
 """
 
 import os
@@ -94,20 +95,21 @@ def alive(mark: str, server: Birth | None) -> tuple[Process, ...]:
     found: dict[int, Process] = {}
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError):  # gone, or another user's
-            if process.status() == psutil.STATUS_ZOMBIE:
-                continue
-            if _in_session(process.pid, server) or process.environ().get(MARK) == mark:
+            if process.status() != psutil.STATUS_ZOMBIE and _is_of(process, mark, server):
                 for each in (process, *process.children(recursive=True)):
                     found[each.pid] = Process(pid=each.pid, name=each.name())
     return tuple(found[pid] for pid in sorted(found))
 
 
-def _in_session(pid: int, server: Birth | None) -> bool:
-    """Is it in the session that the server began? Its number is given to nobody else while anybody is in it."""
-    if server is None or os.getsid(pid) != server.pid:
-        return False
-    leader = Birth.of(server.pid)
-    return leader is None or leader == server
+def _is_of(process: psutil.Process, mark: str, server: Birth | None) -> bool:
+    """Is it of the launch, by its session or its environment? Raises psutil.Error and OSError."""
+    in_session = server is not None and os.getsid(process.pid) == server.pid
+    leader = Birth.of(server.pid) if server is not None and in_session else None
+    if leader is not None and leader == server:
+        return True
+    environment = process.environ()
+    # A title that is written over it leaves none.
+    return environment.get(MARK) == mark or (in_session and leader is None and not environment)
 
 
 def _launch(note: Note) -> str:
@@ -127,10 +129,12 @@ def _notes() -> Iterator[tuple[Path, Note]]:
     for path in sorted(_folder().glob("*.json")):
         with suppress(FileError):
             note = read_json(path, _NOTE, "a note of a launch")
+            if any(each is not None and each.pid <= 0 for each in (note.runner, note.supervisor, note.server)):
+                continue  # damaged: 0 would be the session of the kernel's own threads
             if note.machine == here:
                 yield path, note
-            elif note.machine.split()[0] != here.split()[0]:  # else another container's, which may be at work
-                path.unlink(missing_ok=True)
+            elif note.machine.partition(" ")[0] != here.partition(" ")[0]:  # else another container's, maybe at work
+                _remove(path)
 
 
 def _abandoned() -> Iterator[Leftover]:
@@ -142,4 +146,9 @@ def _abandoned() -> Iterator[Leftover]:
         if processes or ending:
             yield Leftover(note=note, processes=processes, ending=ending)
         else:
-            path.unlink(missing_ok=True)
+            _remove(path)
+
+
+def _remove(path: Path) -> None:
+    with suppress(OSError):  # gone, or the file system is read-only: it tells of nobody all the same
+        path.unlink()

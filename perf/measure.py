@@ -1,5 +1,6 @@
 """One launch: start the server, ask it every level, keep what was seen. The world between `server` and `load`."""
 
+import hashlib
 import os
 import re
 import secrets as randomness
@@ -47,6 +48,9 @@ MAX_LINE_BYTES = 64 * 1024
 
 #: Decode steps between two lines of a log, at most: more are none that anybody asked for.
 MAX_INTERVAL = 1_000_000
+
+#: Of the digests of outputs. It ends with this process, so that no digest of a text tells of a secret in it.
+_SALT = randomness.token_bytes(32)
 
 #: A key file larger than this is another file.
 MAX_KEY_BYTES = 64 * 1024
@@ -269,8 +273,8 @@ def shared_code(suite: Suite) -> str | None:
         code, folder = found[0], suite.source.parent.resolve()
         if code is not None and code == found[1] and folder in code.parents:
             return (
-                f"{suite.name}: candidate and reference of {variant.name} would both run {code}: `-m` looks first into "
-                f"the working directory, which is the folder of the suite file; move that file to a folder of its own"
+                f"{suite.name}: candidate and reference of {variant.name} would both run {code}, which lies in the "
+                f"folder of the suite file, the working directory of both; move that file to a folder of its own"
             )
     return None
 
@@ -363,10 +367,13 @@ class _Launch:
         tokens = min(answers.TOKENS, *map(workload.tokens, workload.levels))
         self.bench.show.live(f"{name}: asked for its output")
         said: list[tuple[str, ...]] = []
+        digests: list[tuple[str, ...]] = []
         try:
             for _ in range(askings):
                 self.control.flush_cache()
                 texts = answers.ask(self._target(), prompts, tokens)
+                # Of all that was said: what is shown is cut, and each variant's own secrets are replaced in it.
+                digests.append(tuple(_digest(text) for text in texts))
                 # JSON can carry half a surrogate pair, and a file would hold its escape, which is longer.
                 whole = (text.encode("utf-8", errors="backslashreplace").decode() for text in texts)
                 said.append(tuple(self.hidden.redact(text)[:MAX_OUTPUT] for text in whole))
@@ -376,9 +383,14 @@ class _Launch:
             reason = Reason(name="server died" if death else "no output", seen=seen, advice="read the server log")
             self.bench.show.line(f"{name}: INVALID: {reason.name}")
             return no_outputs(reason)
-        texts, again = (*said, ())[:2]
-        ids = tuple(each.id for each in prompts)
-        return Outputs(tokens=tokens, prompts=ids, texts=texts, again=again, reason=None)
+        return Outputs(
+            tokens=tokens,
+            prompts=tuple(each.id for each in prompts),
+            texts=said[0],
+            digests=digests[0],
+            again=(*digests, ())[1],
+            reason=None,
+        )
 
     def _target(self) -> load.Target:
         workload = self.bench.suite.workload
@@ -493,14 +505,14 @@ class _Launch:
         if status is None:
             return None
         if why := self.running.why():
-            return f"{status.describe()}; its log says: {why}"
-        last = self.running.log_tail().strip().rpartition("\n")[2]
+            return f"{status.describe()}; its log says: {self.hidden.redact(why)}"
+        last = self.hidden.redact(self.running.log_tail().strip().rpartition("\n")[2])
         return f"{status.describe()}; its last line: {printable(last)}" if last else status.describe()
 
     def _log_end(self) -> tuple[int, int] | None:
         """Which file the log is, and how long; None without one."""
         try:
-            now = None if self.running.log_path is None else self.running.log_path.stat()
+            now = None if self.running.log_path is None else self.running.log_path.lstat()
         except OSError:  # removed: its server goes on
             return None
         return None if now is None else (now.st_ino, now.st_size)
@@ -510,7 +522,7 @@ class _Launch:
         if end is None or self.running.log_path is None:
             return None
         try:
-            with self.running.log_path.open("rb") as log:
+            with server.open_log(self.running.log_path) as log:
                 now = os.fstat(log.fileno())
                 if now.st_ino != end[0] or now.st_size < end[1]:
                     return None
@@ -527,7 +539,11 @@ def _lines(log: BinaryIO, end: int) -> Iterator[bytes]:
 
 def _arguments(said: Mapping[str, Value], hidden: Secrets) -> tuple[tuple[str, str], ...]:
     shown = hidden.redact_env(recorded(said))
-    return tuple((name, printable(value, MAX_VALUE)) for name, value in shown)[:MAX_RECORDED]
+    return tuple((hidden.redact(name), printable(value, MAX_VALUE)) for name, value in shown)[:MAX_RECORDED]
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode("utf-8", errors="surrogatepass"), digest_size=16, key=_SALT).hexdigest()
 
 
 def _redacted(measured: Round, hidden: Secrets) -> Round:

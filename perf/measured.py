@@ -74,12 +74,13 @@ def pace(gpus: Sequence[GpuTelemetry]) -> Pace | None:
     def worked(gpu: GpuTelemetry) -> int:
         return gpu.samples - gpu.idle_samples
 
-    told = [each for each in gpus if each.sm_clock_median_mhz is not None and worked(each) >= LEAST_SAMPLES]
+    # A card that works and says that its clock stands still does not tell it.
+    told = [each for each in gpus if (each.sm_clock_median_mhz or 0) > 0 and worked(each) >= LEAST_SAMPLES]
     medians = [each.sm_clock_median_mhz for each in told if each.sm_clock_median_mhz is not None]
     means = [
         each.sm_clock_mean_mhz
         for each in told
-        if each.sm_clock_mean_mhz is not None and worked(each) >= LEAST_SAMPLES_OF_MEAN
+        if each.sm_clock_mean_mhz is not None and each.sm_clock_mean_mhz > 0 and worked(each) >= LEAST_SAMPLES_OF_MEAN
     ]
     if not medians:
         return None
@@ -171,12 +172,17 @@ def _clocks_differ(suite: SuiteRecord, case: CaseRecord) -> Reason | None:
         seen = clocks_beside_store(suite, case) if not_comparable(suite, case) is None else None
     if seen is None:
         return None
-    return Reason(
-        name="clocks differ",
-        seen=seen,
-        advice="lock them (nvidia-smi -lgc MHZ,MHZ) and measure again; where these are the clocks from now on, "
-        "record the case anew: measure with an empty --perf-baselines folder and promote that",
-    )
+    if suite.reference:
+        advice = (
+            "lock every card at one clock that it holds under load (nvidia-smi -lgc MHZ,MHZ) and measure again; "
+            "to record anew does not help: both arms ran tonight"
+        )
+    else:
+        advice = (
+            "lock every card at the clock of the store (nvidia-smi -lgc MHZ,MHZ) and measure again; or lock at another "
+            "and record the case anew: measure with an empty --perf-baselines folder and promote that"
+        )
+    return Reason(name="clocks differ", seen=seen, advice=advice)
 
 
 def clocks_beside_store(suite: SuiteRecord, case: CaseRecord) -> str | None:
@@ -206,7 +212,9 @@ def _apart(
 ) -> str | None:
     """Both sides' clocks in words, where ours are too far beyond the bounds of theirs; None where they are not."""
     for name in ("median", "mean"):
-        now, was = ([clock for rounds in side if (clock := _clock(name, rounds))] for side in (mine, theirs))
+        now, was = (
+            [clock for rounds in side if (clock := _clock(name, rounds)) is not None] for side in (mine, theirs)
+        )
         if not now or not was:
             continue
         allowed = MAX_CLOCK_DIFFERENCE + CLOCK_ERRORS * LAUNCH_CLOCK_SPREAD * math.sqrt(1 / len(now) + 1 / len(was))

@@ -85,7 +85,7 @@ class _Option:
 OPTIONS = (
     _Option("baselines", "DIR", "the folder of stored baselines (default: baselines)"),
     _Option("campaign-dir", "DIR", "the folder of campaigns (default: .perf/campaigns)"),
-    _Option("margin", "SHARE", "the largest relative loss that is allowed: 3%% or 0.03 (default: the suite's)"),
+    _Option("margin", "SHARE", "the relative loss that PASS excludes: 3%% or 0.03 (default: the suite's)"),
     _Option("budget-minutes", "N", "rig-minutes a suite may spend (default: the suite's)"),
     _Option("max-launches", "N", "most launches of one variant (default: the suite's, else 12; with a budget 200)"),
     _Option("base-url", "URL", "ask a server that already runs: one variant, advisory, never promoted"),

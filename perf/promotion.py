@@ -16,7 +16,7 @@ from perf.gate import Word
 from perf.measured import SIMULATED_ACCEPTANCE, Taken, measurements, sample
 from perf.record import Arm, Campaign, SuiteRecord, now_utc
 from perf.same_output import SameOutputVerdict
-from perf.sample import SCHEMA, Promotion, StoredCase, geometric_mean, may_join, throughputs
+from perf.sample import SCHEMA, Promotion, StoredCase, geometric_mean, is_sound, may_join, throughputs
 from perf.text import launches as launches_told
 from perf.text import percent, printable, share, throughput
 from perf.verdict import CaseVerdict, CrossoverVerdict, RelationVerdict, bound, judge
@@ -37,6 +37,10 @@ _CANNOT_JOIN: dict[Arm, str] = {
         "or under other limits: the baseline stays as it is"
     ),
 }
+
+
+#: Such a file would be refused whenever it is read.
+_NOT_SOUND = "nothing can be judged by what was measured, such as a clock of 0: measure it again"
 
 
 class PromotionError(Exception):
@@ -145,7 +149,10 @@ def promote(
                 refused.append((verdict.id, why))
             else:
                 case = stored_case(campaign, suite, verdict, reason.strip(), arm=arm)
-                by_variant.setdefault(verdict.variant, []).append(case)
+                if is_sound(case):
+                    by_variant.setdefault(verdict.variant, []).append(case)
+                else:
+                    refused.append((verdict.id, _NOT_SOUND))
         chosen += [(suite, variant, cases) for variant, cases in by_variant.items()]
         crossings += [(suite, crossing)] if crossing else []
     if not matched:

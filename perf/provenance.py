@@ -58,6 +58,9 @@ print("\\n" + json.dumps({"packages": packages, "source": source, "torch": torch
 """
 
 
+#: One argument of Python's: options without a value, then one that has it here or in the next argument.
+_OPTION = re.compile(r"-([bBdEhiIOPqRsSuvVx?]*)(?:([WXmc])(.*))?", re.DOTALL)
+
 #: Run by the server's interpreter: where it finds a package, looking first into its working directory, as for `-m`.
 _FIND = """
 import importlib.util, sys
@@ -68,12 +71,20 @@ print("\\n" + (found.origin or list(found.submodule_search_locations)[0]))
 
 def code_of(command: Sequence[str], python: str, folder: Path, env: Mapping[str, str]) -> Path | None:
     """Where a server that is started in `folder` by `{python} -m MODULE` has that module's package from; None where it
-    is started otherwise, or the interpreter does not find it."""
-    after = list(command[command.index("{python}") + 1 :]) if "{python}" in command else []
-    if len(after) < 2 or after[0] != "-m":
-        return None
-    found = (_run([python, "-c", _FIND, after[1].partition(".")[0]], folder, env) or b"").splitlines()
-    return Path(os.fsdecode(found[-1])) if found else None
+    is started otherwise, as by a script that may import from anywhere, or the interpreter does not find it."""
+    after = iter(command[command.index("{python}") + 1 :] if "{python}" in command else ())
+    options: list[str] = []  # -I and -P look elsewhere
+    for argument in after:
+        option = _OPTION.fullmatch(argument) if len(argument) > 1 else None
+        if option is None or option[2] == "c":
+            return None
+        value = (option[3] or next(after, "")) if option[2] else ""
+        if option[2] == "m":
+            options += [f"-{option[1]}"] if option[1] else []
+            found = (_run([python, *options, "-c", _FIND, value.partition(".")[0]], folder, env) or b"").splitlines()
+            return Path(os.fsdecode(found[-1])) if found else None
+        options += [f"-{option[1]}{option[2] or ''}", *([value] if option[2] else [])]
+    return None
 
 
 def build_of(python: str, folder: Path, env: Mapping[str, str]) -> Build | None:

@@ -27,8 +27,9 @@ DEFAULT_KEEP = 60
 #: Two prunes at once wait for each other, and for a promotion; removing a campaign takes well under a second.
 LOCK_TIMEOUT_S = 60.0
 
-#: Where no lock tells whether a campaign is still measured: nothing of it was written for so long. A server may take a
-#: day to be ready (`ready_timeout_s`), and need not write a word meanwhile.
+#: An interrupted campaign stays until nothing of it was written for so long: a nightly job may end with a prune, and it
+#: is the evidence of a night cut short. Where no lock tells, it may still be measured: a server may take a day to be
+#: ready (`ready_timeout_s`), and need not write a word meanwhile.
 SILENT_S = 2 * 86_400.0
 
 _REMAINS = ".pruned-"
@@ -65,7 +66,7 @@ class Pruned:
 
 
 def prune(campaigns: Path, store: Store, *, keep: int, dry_run: bool, now_s: float) -> Pruned:
-    """Remove the oldest complete campaigns beyond the newest `keep`, and the interrupted ones; `now_s` is Unix time.
+    """Remove the oldest complete campaigns beyond the newest `keep`, and silent interrupted ones; `now_s` is Unix time.
 
     Never those that a stored baseline names, nor those being measured. Raises FileError where the store cannot be read
     whole, since then nobody knows which these are. No promotion lands between the look at the store and the removal.
@@ -136,14 +137,12 @@ def _sorted_out(campaigns: Path, sources: set[str], keep: int, now_s: float) -> 
                 spared.append((entry.name, f"no campaign that this version can read: {error}"))
     complete.sort(key=record.age, reverse=True)
     for path in sorted((*complete[keep:], *interrupted), key=record.age):
-        measured = record.is_measured(path)
         if path.name in sources:
             spared.append((path.name, "a stored baseline came from it"))
-        elif measured:
+        elif record.is_measured(path):
             spared.append((path.name, "it is being measured"))
-        elif path in interrupted and measured is None and now_s - _last_written_s(path) < SILENT_S:
-            hours = SILENT_S / 3600
-            spared.append((path.name, f"not complete, without a lock, and written to within {hours:.0f} hours"))
+        elif path in interrupted and now_s - _last_written_s(path) < SILENT_S:
+            spared.append((path.name, f"not complete, and written to within {SILENT_S / 3600:.0f} hours"))
         else:
             what = "interrupted" if path in interrupted else "complete"
             doomed.append(Doomed(folder=path, what=what, size_bytes=_size(path)))

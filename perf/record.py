@@ -21,7 +21,7 @@ from pydantic import ConfigDict, TypeAdapter
 from perf import migration
 from perf.crossover import StoredCrossover
 from perf.crossover import is_sound as is_sound_crossover
-from perf.files import MAX_JSON_BYTES, FileError, read_json, to_json, write_text
+from perf.files import MAX_JSON_BYTES, FileError, read_json, refuse_doubtful, to_json, write_text
 from perf.metrics import RoundSummary
 from perf.rig import GpuTelemetry, Rig
 from perf.sample import Build, Fingerprint, StoredCase, is_sound
@@ -48,6 +48,8 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 #: Characters kept of an output, many times what its few tokens have; and outputs of one launch.
 MAX_OUTPUT = 4096
 MAX_OUTPUTS = 100
+
+_DIGEST = re.compile(r"[0-9a-f]{32}")
 
 #: As `now_utc` writes it.
 _TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\+00:00")
@@ -107,13 +109,15 @@ class Order:
 class Outputs:
     """What a server said to a few prompts, each alone and at temperature 0, in at most `tokens` tokens.
 
-    `prompts` are ids; `texts` are in their order, secrets replaced, and so are those `again`, of the same asked once
-    more: empty where that was not asked. `reason` says why there is none of all that.
+    `prompts` are ids; `texts` are in their order, to be shown: secrets replaced, and no more than their beginnings.
+    `digests` are those of all that was said, to be compared within a campaign, and so are those `again`, of the same
+    asked once more: empty where that was not asked. `reason` says why there is none of all that.
     """
 
     tokens: int
     prompts: tuple[str, ...]
     texts: tuple[str, ...]
+    digests: tuple[str, ...]
     again: tuple[str, ...]
     reason: Reason | None
 
@@ -265,7 +269,7 @@ def _launch_name(variant: str, arm: Arm, ordinal: int) -> str:
 
 def no_outputs(reason: Reason) -> Outputs:
     """Of a launch that should have been asked for them."""
-    return Outputs(tokens=0, prompts=(), texts=(), again=(), reason=reason)
+    return Outputs(tokens=0, prompts=(), texts=(), digests=(), again=(), reason=reason)
 
 
 def now_utc() -> str:
@@ -316,7 +320,10 @@ def is_measured(folder: Path) -> bool | None:
 
 
 def save(folder: Path, campaign: Campaign) -> None:
-    """Write the campaign file, whole, into the folder that `create_folder` made. Raises FileError."""
+    """Write the campaign file, whole, into the folder that `create_folder` made. Raises FileError.
+
+    What could not be read again is not written: a session that kept it would be green, and nobody could judge it.
+    """
     if not folder.is_dir():
         raise FileError(f"{folder}: the folder of this campaign was removed: nothing more can be kept; measure again")
     text = to_json(asdict(campaign), indent=1)
@@ -325,6 +332,13 @@ def save(folder: Path, campaign: Campaign) -> None:
             f"{folder / FILE_NAME}: this campaign has grown to {len(text):,} bytes, more than is ever read; "
             "it remains as it was saved last: measure fewer rounds or launches at once"
         )
+    try:
+        refuse_doubtful(text.encode())
+    except ValueError as error:
+        raise FileError(
+            f"{folder / FILE_NAME}: what was measured last {error}; the file remains as it was saved last: see what "
+            "the server or the driver tells, and measure again"
+        ) from error
     write_text(folder / FILE_NAME, text)
 
 
@@ -457,9 +471,10 @@ def _problem(suite: SuiteRecord) -> str | None:
 def _are_sound(outputs: Outputs) -> bool:
     count = len(outputs.prompts)
     return (
-        0 < count == len(outputs.texts) <= MAX_OUTPUTS
+        0 < count == len(outputs.texts) == len(outputs.digests) <= MAX_OUTPUTS
         and len(outputs.again) in (0, count)
-        and max(map(len, (*outputs.texts, *outputs.again))) <= MAX_OUTPUT
+        and max(map(len, outputs.texts)) <= MAX_OUTPUT
+        and all(_DIGEST.fullmatch(each) for each in (*outputs.digests, *outputs.again))
     )
 
 

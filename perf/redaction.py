@@ -4,6 +4,8 @@ Found are the API key, command-line and environment values whose name says so (a
 key's in JSON, the name before a `=` inside a value), what follows `Bearer` or `Basic`, and passwords in URLs. A name is
 read by its words: `--admin-api-key` and `HF_TOKEN` hold secrets; `--tokenizer-path`, `--max-total-tokens` and
 `--ssl-keyfile` do not. It does not guess by the look of a value.
+
+Terminal sequences are left out of what is redacted: whoever shows it drops them, and would join a secret's halves.
 """
 
 import base64
@@ -15,6 +17,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from urllib.parse import quote, quote_plus, unquote, unquote_to_bytes
+
+from perf.text import OPEN_SEQUENCE, SEQUENCE
 
 MARK = "[secret]"
 # Shorter values are left in free text: replacing every "a" or "42" would shred a log and hide nothing that
@@ -48,6 +52,8 @@ _SCHEME = re.compile(
 _USERINFO_BYTE = rb"""[^\s/?#"'<>\\\x00-\x20\x7f]"""
 _USERINFO = rb"(?<=://)" + _USERINFO_BYTE + rb"{1,%d}(?=@)" % MAX_USERINFO
 _OPEN_USERINFO = re.compile(_USERINFO_BYTE + rb"{0,%d}" % MAX_USERINFO)
+_SEQUENCES = re.compile(SEQUENCE.encode())
+_OPEN_SEQUENCE = re.compile(OPEN_SEQUENCE.encode())
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +87,7 @@ class Secrets:
         return cls(tuple(sorted(v for v in found if len(v) >= MIN_LENGTH and v.lower() not in NOT_SECRET)))
 
     def redact(self, text: str, *, cut: bool = False) -> str:
-        """The text with every known secret, and the user part of any URL, replaced.
+        """The text without terminal sequences, and with every known secret, and the user part of any URL, replaced.
 
         Where the text was `cut`, an end that may be the beginning of a secret is left out.
         """
@@ -108,23 +114,32 @@ class Secrets:
 
 
 class Redactor:
-    """Replaces secrets in a stream of bytes, also where one is split over two chunks.
+    """Replaces secrets in a stream of bytes, also where one is split over two chunks or by terminal sequences.
 
-    Holds back only what may still become a secret: fewer bytes than the longest one, or an open URL.
+    These are left out. Holds back only what may still become a secret, fewer bytes than the longest one or an open URL,
+    and an open sequence.
     """
 
     def __init__(self, secrets: Secrets) -> None:
         self._pattern, self._forms = _compiled(secrets.values)
         self._passed = b""  # the last bytes already given out: "://" may be among them
         self._pending = b""
+        self._sequence = b""  # the beginning of one
 
     def feed(self, chunk: bytes) -> bytes:
         """What is certain after this chunk."""
-        return self._advance(chunk, last=False)
+        return self._advance(self._plain(chunk, last=False), last=False)
 
     def finish(self) -> bytes:
         """What was held back; the stream has ended."""
-        return self._advance(b"", last=True)
+        return self._advance(self._plain(b"", last=True), last=True)
+
+    def _plain(self, chunk: bytes, *, last: bool) -> bytes:
+        text = self._sequence + chunk
+        begun = None if last else _OPEN_SEQUENCE.search(text)
+        end = begun.start() if begun else len(text)
+        self._sequence = text[end:]
+        return _SEQUENCES.sub(b"", text[:end])
 
     def _advance(self, chunk: bytes, *, last: bool) -> bytes:
         buffer = self._passed + self._pending + chunk
@@ -160,9 +175,10 @@ class Redactor:
 @lru_cache(maxsize=64)
 def _compiled(values: tuple[str, ...]) -> tuple[re.Pattern[bytes], tuple[bytes, ...]]:
     """The pattern of all written forms, longest first, and the forms."""
+    stripped = (re.sub(SEQUENCE, "", value) for value in values)  # as what it is looked for in
     written = {
         form.encode("utf-8", "surrogatepass")
-        for value in values
+        for value in (*values, *(plain for plain in stripped if len(plain) >= MIN_LENGTH))
         for form in (
             value,
             quote(value, safe="", errors="replace"),

@@ -220,6 +220,6 @@ def _who(written: bytes) -> str:
     try:
         told = json.loads(written)
         pid, user, host, since, what = (printable(str(told[key]), 300) for key in _TOLD)
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return "a process that does not say who it is"
     return f"pid {pid} of {user} on {host} since {since}: {what}"

@@ -18,7 +18,10 @@ LEAST_REPEATED = 0.75
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """Where two outputs to a prompt part: at which character, and a few of both around it, as they were said."""
+    """Where two outputs to a prompt part: at which character, and a few of both around it, as they are kept.
+
+    What is kept may be the same, with secrets replaced or the rest left out: then `at` is its end.
+    """
 
     prompt: str
     at: int
@@ -71,8 +74,9 @@ def judge(suite: SuiteRecord, record: SameOutputRecord) -> SameOutputVerdict:
     agreements: list[Agreement] = []
     measure = said.get(yardstick)
     if measure is not None:
-        pairs = zip(measure.texts, measure.again, strict=False)  # of one that was not asked again nothing counts
-        steady = [place for place, (text, again) in enumerate(pairs) if text and text == again]
+        # Of one that was not asked again nothing counts.
+        pairs = zip(measure.texts, measure.digests, measure.again, strict=False)
+        steady = [place for place, (text, digest, again) in enumerate(pairs) if text and digest == again]
         if len(steady) < LEAST_REPEATED * len(measure.prompts):
             faults[yardstick] = Reason(
                 name="output not repeatable",
@@ -125,7 +129,7 @@ def _unsaid(suite: SuiteRecord, variant: str, launch: LaunchRecord | None) -> Re
 
 
 def _agreement(variant: str, yardstick: Outputs, other: Outputs, steady: Sequence[int]) -> Agreement:
-    apart = [place for place in steady if yardstick.texts[place] != other.texts[place]]
+    apart = [place for place in steady if yardstick.digests[place] != other.digests[place]]
     first = None
     if apart:
         texts = yardstick.texts[apart[0]], other.texts[apart[0]]

@@ -4,9 +4,11 @@ Any command with a `{port}` in it that then serves HTTP there. The server lives 
 (`perf.supervisor`) that outlives pytest, so that neither Ctrl-C nor SIGKILL leaves a server on the GPUs.
 """
 
+import asyncio
 import base64
 import os
 import re
+import stat
 import subprocess
 import sys
 import threading
@@ -16,7 +18,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Annotated, Self
+from typing import Annotated, BinaryIO, Self
 from urllib.parse import unquote, urlsplit
 
 import httpx2
@@ -229,13 +231,19 @@ def launch(spec: ServerSpec, log_path: Path, *, grace_s: float = STOP_GRACE_S) -
         process.wait_started()
         started = time.monotonic()
         authorization = f"Bearer {spec.api_key}" if spec.api_key else None
-        with _client(f"http://127.0.0.1:{port}", authorization) as client:
+        with _Client(f"http://127.0.0.1:{port}", authorization) as client:
             ready = (spec.ready_path, MODELS_PATH)
             seen = _wait_ready(client, ready, spec.ready_timeout_s, process.wait_exited)
             cannot = None
+            refused: list[int] = []
             if seen is None:
                 cannot = _wait_ready(
-                    client, (GENERATE_PATH, *ready), GENERATE_TIMEOUT_S, process.wait_exited, GENERATE_TIMEOUT_S / 2
+                    client,
+                    (GENERATE_PATH, *ready),
+                    GENERATE_TIMEOUT_S,
+                    process.wait_exited,
+                    GENERATE_TIMEOUT_S / 2,
+                    refused.append,
                 )
             start_s = time.monotonic() - started
             if (status := process.exit_status()) is not None:
@@ -248,6 +256,8 @@ def launch(spec: ServerSpec, log_path: Path, *, grace_s: float = STOP_GRACE_S) -
             if cannot is not None:
                 raise process.error(f"ready but cannot generate: {secrets.redact(cannot)[:MAX_SHOWN]}")
             notes = process.check_owner(port)
+            if refused:
+                notes += (f"HTTP {refused[-1]} on {GENERATE_PATH}: not known to generate before it was measured",)
             try:
                 model = spec.model or _first_model(client)
             except _NoModelError as error:
@@ -303,7 +313,7 @@ def attach(
         return False
 
     secrets = Secrets.collect((), {}, api_key, (base_url,))
-    with _client(address, authorization) as client:
+    with _Client(address, authorization) as client:
         seen = _wait_ready(client, (ready_path, MODELS_PATH), ready_timeout_s, never)
         if seen is not None:
             raise ServerError(f"{address} not ready after {ready_timeout_s:g} s: {secrets.redact(seen)[:MAX_SHOWN]}")
@@ -319,6 +329,22 @@ def attach(
         api_key=api_key,
         authorization=authorization,
     )
+
+
+def open_log(path: Path) -> BinaryIO:
+    """The log, to be read. Raises OSError for anything else that a server puts in its place: the content of a link is
+    another file's, and that of a FIFO may never come."""
+
+    def at_once(name: str, flags: int) -> int:
+        return os.open(name, flags | os.O_NONBLOCK | os.O_NOFOLLOW)
+
+    with ExitStack() as undo:
+        log = undo.enter_context(open(path, "rb", opener=at_once))
+        status = os.fstat(log.fileno())
+        if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
+            raise OSError(f"{path} is not the log")
+        undo.pop_all()
+        return log
 
 
 def recorded_env(spec: ServerSpec) -> tuple[tuple[str, str], ...]:
@@ -364,58 +390,83 @@ class _Models(BaseModel):
     data: Annotated[list[_Model], Field(min_length=1)]
 
 
-def _client(base_url: str, authorization: str | None) -> httpx2.Client:
-    # trust_env=False: a proxy or a .netrc of the user's has no part in talking to our own server.
-    headers = {"Accept-Encoding": "identity"} | ({"Authorization": authorization} if authorization else {})
-    return httpx2.Client(base_url=base_url, headers=headers, trust_env=False)
+class _Client:
+    """Asks a server that may be half up. A context manager."""
 
+    def __init__(self, base_url: str, authorization: str | None) -> None:
+        headers = {"Accept-Encoding": "identity"} | ({"Authorization": authorization} if authorization else {})
+        self._runner = asyncio.Runner()  # only a loop can end an answer that drips
+        # trust_env=False: a proxy or a .netrc of the user's has no part in talking to our own server.
+        self._client = httpx2.AsyncClient(base_url=base_url, headers=headers, trust_env=False)
 
-def _get(client: httpx2.Client, path: str, timeout_s: float, max_bytes: int) -> tuple[int, bytes]:
-    """Status and the first bytes of the body, as far as they came in time. Raises httpx2.HTTPError."""
-    deadline = time.monotonic() + timeout_s
-    body = b""
-    with client.stream("GET", path, timeout=timeout_s) as response:
-        for chunk in response.iter_bytes():
-            body += chunk
-            if len(body) >= max_bytes or time.monotonic() > deadline:
-                break
-        return response.status_code, body[:max_bytes]
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self._runner.run(self._client.aclose())
+        finally:
+            self._runner.close()
+
+    def get(self, path: str, timeout_s: float, max_bytes: int) -> tuple[int, bytes]:
+        """Status and the first bytes of the body, as far as they came in time. Raises httpx2.HTTPError."""
+        return self._runner.run(self._get(path, timeout_s, max_bytes))
+
+    async def _get(self, path: str, timeout_s: float, max_bytes: int) -> tuple[int, bytes]:
+        status: int | None = None
+        body = b""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s), self._client.stream("GET", path, timeout=timeout_s) as response:
+                status = response.status_code
+                async for chunk in response.aiter_bytes():
+                    body += chunk
+                    if len(body) >= max_bytes:
+                        break
+        if status is None:
+            raise httpx2.ReadTimeout(f"no whole head of an answer in {timeout_s:.1f} s")
+        return status, body[:max_bytes]
 
 
 def _wait_ready(
-    client: httpx2.Client,
+    client: _Client,
     paths: tuple[str, ...],
     timeout_s: float,
     wait_exited: Callable[[float], bool],
     probe_s: float = PROBE_TIMEOUT_S,
+    refused: Callable[[int], None] = lambda _: None,
 ) -> str | None:
     """None when the first of the paths that is there answers 200; else, when the time is up or the server ended, what
-    was answered last."""
+    was answered last. `refused` is told of a status with which GENERATE_PATH is refused, as a gateway may do."""
     deadline = time.monotonic() + timeout_s
     seen = "nothing"
     while True:
         for path in paths:
             limit_s = min(probe_s, max(POLL_INTERVAL_S, deadline - time.monotonic()))
             try:
-                status, body = _get(client, path, limit_s, MAX_ANSWER_BYTES)
+                status, body = client.get(path, limit_s, MAX_ANSWER_BYTES)
             except httpx2.HTTPError as error:
                 seen = f"no HTTP answer on {path} ({type(error).__name__}: {_printable(str(error))})"
                 break
             if status == httpx2.codes.OK:
                 return None
             seen = f"HTTP {status} on {path} {_printable(body.decode(errors='replace'))}".rstrip()
-            if status not in NO_SUCH_PATH:
+            if status in NO_SUCH_PATH:
+                continue
+            if path != GENERATE_PATH or not httpx2.codes.is_client_error(status):
                 break
+            refused(status)
         remaining_s = deadline - time.monotonic()
         if remaining_s <= 0 or wait_exited(min(POLL_INTERVAL_S, remaining_s)):
             return seen
 
 
-def _first_model(client: httpx2.Client) -> str:
+def _first_model(client: _Client) -> str:
     advice = "set `model` in the suite"
     try:
         # Asked once of a server that says it is ready, so with more patience than the probes.
-        status, body = _get(client, MODELS_PATH, 4 * PROBE_TIMEOUT_S, MAX_MODELS_BYTES)
+        status, body = client.get(MODELS_PATH, 4 * PROBE_TIMEOUT_S, MAX_MODELS_BYTES)
     except httpx2.HTTPError as error:
         raise _NoModelError(f"{MODELS_PATH} does not answer ({type(error).__name__}): {advice}") from error
     if status != httpx2.codes.OK:
@@ -503,8 +554,8 @@ class _Process:
         assert self._supervisor.stdout is not None
         with self._supervisor.stdout as lines:
             for line in lines:
-                event = _Event.model_validate_json(line)
-                with self._changed:
+                with suppress(ValidationError), self._changed:  # what cannot be read is missed, the rest is heard
+                    event = _Event.model_validate_json(line)
                     self._events[event.event] = event
                     self._changed.notify_all()
         with self._changed:
@@ -551,11 +602,11 @@ class _Process:
     def log_tail(self, lines: int) -> str:
         """See Server."""
         try:
-            with self.log_path.open("rb") as log:
+            with open_log(self.log_path) as log:
                 size = log.seek(0, os.SEEK_END)
                 log.seek(max(0, size - MAX_TAIL_BYTES))
                 text = log.read(MAX_TAIL_BYTES).decode(errors="replace")
-        except OSError:  # removed, or a device: no reason to lose the message that wanted the tail
+        except OSError:  # removed, or another thing: no reason to lose the message that wanted the tail
             return ""
         # Of a progress bar that rewrites its line, what was visible last.
         shown = [_printable(line.rstrip("\r").rpartition("\r")[2]) for line in text.split("\n")]

@@ -5,7 +5,6 @@ once every `decode_log_interval` (40) steps of a scheduler. Its throughput and a
 the line before. The spellings are those of SGLang 0.2 to 0.5.23.
 """
 
-import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
@@ -24,7 +23,8 @@ MAX_DISAGREEMENT = 0.25
 #: A server that queues requests and never ran more than this share of the level is said not to reach it.
 MAX_CAPPED_SHARE = 0.9
 
-#: Numbers of a log beyond this are none.
+#: Numbers of a log beyond these are none; 0 is one. Sums over ranks are bounded alike.
+MIN_NUMBER = 1e-6
 MAX_NUMBER = 1e12
 
 _DECODE = re.compile(
@@ -122,13 +122,13 @@ def summarize(lines: Iterable[bytes], *, interval: int | None) -> ServerLog | No
     return ServerLog(
         lines=sum(map(len, running.values())),
         steps=None if interval is None else interval * max(map(len, running.values())),
-        running_median=float(sum(median(counts) for counts in running.values())),
-        running_max=sum(map(max, running.values())),
-        queue_max=sum(map(max, waited.values())) if waited else None,
-        throughput=sum(median(each) for each in speeds.values()) if speeds else None,
+        running_median=_sum(median(counts) for counts in running.values()),
+        running_max=int(_sum(map(max, running.values()))),
+        queue_max=int(_sum(map(max, waited.values()))) if waited else None,
+        throughput=_sum(median(each) for each in speeds.values()) if speeds else None,
         acceptance_length=fmean(accepted) if accepted else None,
         eager=eager,
-        retractions=sum(max(counts.values()) for counts in retracted.values()),
+        retractions=int(_sum(max(counts.values()) for counts in retracted.values())),
         switches=switches,
     )
 
@@ -211,9 +211,13 @@ def _fields(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _number(text: str | None) -> float | None:
-    """A number that a log may mean; None for what is none, negative, endless or beyond belief."""
+    """A number that a log may mean; None for what is none, negative, or beyond belief."""
     try:
         value = float(text or "")
     except ValueError:
         return None
-    return value if math.isfinite(value) and 0 <= value <= MAX_NUMBER else None
+    return value if value == 0 or MIN_NUMBER <= value <= MAX_NUMBER else None
+
+
+def _sum(values: Iterable[float]) -> float:
+    return min(float(sum(values)), MAX_NUMBER)

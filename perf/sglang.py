@@ -6,7 +6,6 @@ endpoint answers None, not zero.
 
 import asyncio
 import json
-import math
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from dataclasses import dataclass
 import httpx2
 from prometheus_client.parser import text_string_to_metric_families
 
-from perf.identity import Value
+from perf.identity import LEFT_TO_IT, Value
 from perf.trace import Counters
 
 #: A control call that takes longer, from connecting to the last byte, is not going to answer; between rounds it would
@@ -28,6 +27,9 @@ COUNTER_POLL_S = 0.1
 
 #: Bodies beyond this are no answer to a control call.
 MAX_BODY_BYTES = 32 * 1024 * 1024
+
+#: A counter beyond this is none: floats tell whole numbers apart up to nine times as many.
+MAX_COUNT = 1e15
 
 #: What is answered where there is no such path; by SGLang's router in front of gRPC workers with 501.
 NO_SUCH_PATH = (httpx2.codes.NOT_FOUND, httpx2.codes.METHOD_NOT_ALLOWED, httpx2.codes.NOT_IMPLEMENTED)
@@ -95,9 +97,10 @@ class Control:
             status, body = self._answer("GET", path)
             answer = _object(body)
             if answer is not None:
+                algorithm = _text_of(answer.get("speculative_algorithm"))
                 return ServerInfo(
                     version=_text_of(answer.get("version")),
-                    speculative_algorithm=_text_of(answer.get("speculative_algorithm")),
+                    speculative_algorithm=None if (algorithm or "").strip().lower() in LEFT_TO_IT else algorithm,
                     said=dict(_scalars(answer)),
                 )
             silent = silent or status not in NO_SUCH_PATH
@@ -110,7 +113,7 @@ class Control:
         return tuple(name for name in named if isinstance(name, str))
 
     def counters(self) -> Counters | None:
-        """The server's counters now; None where it has none. One that is no count (negative, NaN, endless) is None."""
+        """The server's counters now; None where it has none. One that is none (negative, NaN, too large) is None."""
         _, text = self._answer("GET", "/metrics")
         if text is None:
             return None
@@ -123,7 +126,7 @@ class Control:
                         totals[name] = totals.get(name, 0.0) + sample.value
         except ValueError:  # not Prometheus text: no counters of SGLang's
             return None
-        counted = {name: int(value) for name, value in totals.items() if math.isfinite(value) and value >= 0}
+        counted = {name: int(value) for name, value in totals.items() if 0 <= value <= MAX_COUNT}
         return Counters(**counted) if totals else None
 
     def settled_counters(self, before: Counters | None, generated: int) -> Counters | None:

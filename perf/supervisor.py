@@ -17,6 +17,7 @@ when the supervisor itself is killed. Who outlives a supervisor that was killed 
 import ctypes
 import json
 import os
+import re
 import selectors
 import signal
 import subprocess
@@ -195,7 +196,7 @@ class Supervisor:
         path = self._order.note_path
         try:
             with open(f"{path}.part", "w", encoding="utf-8") as part:
-                part.write(json.dumps(asdict(self._note)))
+                part.write(_to_json(asdict(self._note)))
             os.replace(f"{path}.part", path)
         except OSError as error:
             _report("not_noted", reason=str(error))
@@ -464,6 +465,12 @@ def _signal_name(number: int) -> str:
 
 def _report(event: str, **values: str | int | list[str]) -> None:
     try:
-        os.write(1, (json.dumps({"event": event, **values}) + "\n").encode())
+        os.write(1, (_to_json({"event": event, **values}) + "\n").encode())
     except OSError:  # the parent is gone; the work goes on
         return
+
+
+def _to_json(value: dict[str, object]) -> str:
+    """As `files.to_json`: half of a surrogate pair, such as a byte of a path, becomes the text of its escape."""
+    text = json.dumps(value, ensure_ascii=False)
+    return re.sub("[\ud800-\udfff]", lambda half: rf"\\u{ord(half[0]):04x}", text)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from socket import socketpair
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeGuard
 
 import psutil
 import pynvml
@@ -55,6 +55,9 @@ NICENESS = 10
 
 #: Errors that a GPU reported between two looks; what is beyond them is not counted.
 MAX_EVENTS = 32
+
+#: Numbers of a driver beyond this are none; a nonsensical number of an error still is that of an error.
+MAX_NUMBER = 1e12
 
 #: A process must be seen on a GPU so often to count: the driver lists one for a moment after it has ended.
 LEAST_SIGHTINGS = 2
@@ -231,7 +234,7 @@ class _Board:
             event = told(pynvml.nvmlEventSetWait_v2, self._events, 0)
             if event is None:
                 break
-            found.append(int(event.eventData))
+            found.append(min(int(event.eventData), int(MAX_NUMBER)))
         return found
 
     def ecc_errors(self, kind: int) -> int | None:
@@ -271,10 +274,10 @@ class _Seen:
         if reasons is not None and reasons & pynvml.nvmlClocksEventReasonGpuIdle:
             self.idle_samples += 1  # its clocks are those of no work
         else:
-            self.core_mhz += [] if core is None else [core]
-            self.memory_mhz += [] if memory is None else [memory]
-        self.power_w += [] if power is None else [power / 1000]
-        self.celsius += [] if celsius is None else [celsius]
+            self.core_mhz += [core] if _is_number(core) else []
+            self.memory_mhz += [memory] if _is_number(memory) else []
+        self.power_w += [power / 1000] if _is_number(power) else []
+        self.celsius += [celsius] if _is_number(celsius) else []
         worked, link = utilisation(handle), pcie_now(handle)
         self.worked += [] if worked is None else [worked]
         self.links += [] if link is None else [link]
@@ -311,7 +314,7 @@ class _Window:
 
     def _summary(self, board: _Board, seen: _Seen) -> GpuTelemetry:
         ecc = [
-            None if was is None or now is None else max(0, now - was)
+            None if was is None or now is None or now - was > MAX_NUMBER else max(0, now - was)
             for was, now in zip(seen.ecc_before, _ecc_errors(board), strict=True)
         ]
         core_mhz, memory_mhz = (each[RAMP_LOOKS:-RAMP_LOOKS] for each in (seen.core_mhz, seen.memory_mhz))
@@ -366,6 +369,11 @@ def _parent(pid: int | None) -> int | None:
 def _ecc_errors(board: _Board) -> tuple[int | None, int | None]:
     corrected = board.ecc_errors(pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED)
     return corrected, board.ecc_errors(pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED)
+
+
+def _is_number(told: int | None) -> TypeGuard[int]:
+    """Is it one that a card which works may tell? None, 0 and less are no clock, power or heat."""
+    return told is not None and 0 < told <= MAX_NUMBER
 
 
 def _of(statistic: Callable[[Iterable[float]], float], values: Sequence[float]) -> float | None:

@@ -3,8 +3,13 @@
 import math
 import re
 
-#: Terminal sequences: CSI, OSC, two-character escapes.
-_SEQUENCES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b[@-_]?")
+#: Terminal sequences: CSI, OSC, two-character escapes. Bounded, by far above any in use, and an OSC by its line too: a
+#: stream holds back this much of an open one.
+SEQUENCE = r"\x1b\[[0-?]{0,128}[ -/]{0,16}[@-~]|\x1b\][^\x07\x1b\n]{0,4096}(?:\x07|\x1b\\)?|\x1b[@-_]?"
+#: The beginning of one, at the end of a text, that more text may make another.
+OPEN_SEQUENCE = r"\x1b(?:\[[0-?]{0,128}[ -/]{0,16}|\][^\x07\x1b\n]{0,4096}\x1b?)?\Z"
+
+_SEQUENCES = re.compile(SEQUENCE)
 
 #: No launch is measured so well, by far; and squares of much smaller margins are no numbers any more.
 MIN_MARGIN = 0.0001

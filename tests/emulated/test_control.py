@@ -164,13 +164,20 @@ def test_a_body_without_end_is_not_kept() -> None:
     assert sent < 4 * MAX_BODY_BYTES
 
 
-@pytest.mark.parametrize("value", ["NaN", "+Inf", "-Inf", "-1"])
+@pytest.mark.parametrize("value", ["NaN", "+Inf", "-Inf", "-1", "1e150"])
 def test_a_number_that_is_no_count_is_no_counter_and_does_not_hide_the_others(value: str) -> None:
     body = f'sglang:generation_tokens_total{{a="b"}} {value}\nsglang:prompt_tokens_total 7.0\n'.encode()
     with answering(iter([HEAD + b"\r\n" + body])) as url:
         control = Control(url, None)
         assert control.counters() == Counters(prompt=7)
         control.close()
+
+
+@pytest.mark.parametrize(("named", "algorithm"), [("none", None), ("NONE", None), ("EAGLE3", "EAGLE3")])
+def test_an_algorithm_that_is_called_none_is_none(named: str, algorithm: str | None) -> None:
+    body = f'{{"speculative_algorithm": "{named}"}}'.encode()
+    with answering(iter([HEAD + b"\r\n" + body])) as url, closing(Control(url, None)) as control:
+        assert control.info().speculative_algorithm == algorithm
 
 
 def test_a_counter_that_went_down_says_nothing() -> None:

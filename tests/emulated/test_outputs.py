@@ -24,6 +24,11 @@ ODD = {
     "dead": "sys.exit('no memory')",
     "short": "CHANGED = {'usage': {'completion_tokens': 7}}",
     "aborted": "CHANGED = {'choices': [{'message': {'content': 'word '}, 'finish_reason': 'abort'}]}",
+    "stopped": "CHANGED = {'choices': [{'message': {'content': 'word '}, 'finish_reason': 'stop'}]}",
+    "failed": "CHANGED = {'choices': [{'message': {'content': 'word '}, 'finish_reason': 'error'}], "
+    "'usage': {'completion_tokens': 12}}",
+    "long": "def said(tokens): return 'word ' * 1000",
+    "longer": "def said(tokens): return 'word ' * 1000 + 'other'",
     "hostile": "def said(tokens): return '\\x1b[31m' + os.environ['SECRET_KEY'] + '\\ud800' * 5000",
 }
 
@@ -63,7 +68,8 @@ def test_speculation_that_changes_no_word_passes_and_check_agrees(desk: Desk) ->
     assert not any(said[2:])
     assert said[0] is not None
     assert said[1] is not None
-    assert said[0].again == said[0].texts == said[1].texts
+    assert said[0].texts == said[1].texts
+    assert said[0].again == said[0].digests == said[1].digests
     assert said[1].again == ()
     assert len(set(said[0].prompts)) == 8
     assert len(set(said[0].texts)) > 4  # its vocabulary is small
@@ -91,6 +97,26 @@ def test_what_is_launched_for_its_words_alone_is_in_the_budget_too(desk: Desk) -
     assert [each.name for each in measured.launches] == ["baseline-1"]
 
 
+def test_a_secret_of_one_variant_that_both_say_is_no_difference(desk: Desk) -> None:
+    said = desk.stranger("def said(tokens): return 'tiger-and-lion-7342 ' * tokens")
+    more = '[variants.keyed]\nextends = "plain"\nenv = { SECRET_KEY = "tiger-and-lion-7342" }\n\n'
+    suite = desk.suite(
+        {"plain": said},
+        name="said",
+        levels=(1,),
+        workload=QUICK,
+        more=more + '[[expect]]\nsame_output = ["plain", "keyed"]',
+    )
+    run = desk.measure(suite, "-k", "output")
+    assert run.words() == {"said/expect/same-output-of-plain-and-keyed": "PASS"}
+    (measured,) = desk.campaign().suites
+    plain, keyed = (each.outputs for each in measured.launches)
+    assert plain is not None
+    assert keyed is not None
+    assert plain.texts != keyed.texts
+    assert not any("tiger" in text for text in keyed.texts)
+
+
 def test_nobody_is_asked_where_the_expectation_is_not_selected(desk: Desk) -> None:
     suite = suite_of(desk, {"baseline": FAST, "eagle3": EAGLE3})
     desk.measure(suite, "-k", "/eagle3/", "--perf-max-launches=1")
@@ -105,7 +131,7 @@ def odd(tmp_path_factory: pytest.TempPathFactory) -> tuple[Desk, Run]:
     variants = {"plain": desk.stranger()}
     variants |= {name: desk.stranger(CHANGING + words, f"{name}.py") for name, words in ODD.items()}
     expected = [("plain", "wrong", 1.0), ("plain", "once", 0.8), ("plain", "dead", 1.0), ("plain", "hostile", 1.0)]
-    expected += [("plain", "short", 1.0), ("plain", "aborted", 1.0)]
+    expected += [("plain", name, 1.0) for name in ("short", "aborted", "stopped", "failed")] + [("long", "longer", 1.0)]
     expected += [(name, "plain", 1.0) for name in ("fickle", "mute", "broken")]
     more = "\n".join(
         f'[[expect]]\nsame_output = ["{first}", "{second}"]\nat_least = {share}' for first, second, share in expected
@@ -128,6 +154,9 @@ def odd(tmp_path_factory: pytest.TempPathFactory) -> tuple[Desk, Run]:
         ("broken-and-plain", "INVALID", "no output: broken: prompt 1 of 8, 'implement-ttl-lru-cache': "),
         ("plain-and-short", "INVALID", "no output: short: prompt 1 of 8, 'implement-ttl-lru-cache': 7 tokens of 12, "),
         ("plain-and-aborted", "INVALID", "finish_reason abort"),
+        ("plain-and-stopped", "INVALID", "- tokens of 12, finish_reason stop"),
+        ("plain-and-failed", "INVALID", "12 tokens of 12, finish_reason error"),
+        ("long-and-longer", "VIOLATED", "from character 4097 on"),
         ("plain-and-hostile", "VIOLATED", "hostile in 0 of 8 prompts"),
     ],
 )
@@ -158,7 +187,7 @@ def test_what_a_server_says_is_kept_without_its_key_and_shown_without_its_sequen
     desk, run = odd
     kept = (desk.folders()[0] / "campaign.json").read_text()
     shown = run.item("said/expect/same-output-of-plain-and-hostile").message
-    assert r"\x1b[31m" in shown
+    assert "[31m" not in shown
     for text in (run.screen, shown, kept):
         assert "tiger-and-lion-7342" not in text
         assert "\x1b[31m" not in text

@@ -37,11 +37,13 @@ class Handler(Handler):
 SAID = """
 import threading
 KEY = os.environ["SUITE_KEY_TOO"]
+PARTED = KEY[:9] + "\\x1b[0m" + KEY[9:]  # which whoever shows it joins
 MODEL = f"model-of-{KEY}"
 class Handler(Handler):
     def do_GET(self):
         if self.path == "/server_info":
-            self.answer(200, {"version": f"1.0 {KEY} " + "v" * 1000, "speculative_algorithm": None})
+            said = {"speculative_algorithm": None, f"{KEY}_backend": "x", "attention_backend": PARTED}
+            self.answer(200, {"version": f"1.0 {PARTED} {KEY} " + "v" * 1000, **said})
         else:
             super().do_GET()
     def do_POST(self):
@@ -64,7 +66,8 @@ FINISHES = SAID.replace(
 #: The same, at its start, with which it ends.
 DYING = """
 print(sys.argv, dict(os.environ), flush=True)
-raise SystemExit("cannot start with " + str(sys.argv) + str(dict(os.environ)))
+key = os.environ["SUITE_KEY_TOO"]
+raise SystemExit(f"cannot start with {sys.argv} {dict(os.environ)} {key[:9]}\\x1b[0m{key[9:]}")
 """
 
 
@@ -84,7 +87,7 @@ class Secret:
 
 @pytest.fixture(scope="module")
 def secret() -> Secret:
-    return Secret(**{name: f"{name}-{uuid.uuid4().hex}" for name in ("key", "argument", "password", "token", "own")})
+    return Secret(**{name: f"{name}_{uuid.uuid4().hex}" for name in ("key", "argument", "password", "token", "own")})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +157,9 @@ def test_the_servers_were_started_with_the_secrets_and_told_of_them(told: Told) 
     model, version = models["kinds"]
     assert model == "model-of-[secret]"
     assert version is not None
-    assert version.startswith("1.0 [secret] vvv")
+    assert version.startswith("1.0 [secret] [secret] vvv")
+    (said,) = (each.server_arguments for each in told.desk.campaign().suites[0].launches if each.variant == "kinds")
+    assert {("attention_backend", "[secret]"), ("[secret]_backend", "[secret]")} <= {*said}
     assert len(version) <= 200
     assert "cannot start with" in told.shown[0].item("small/dying/c002").message
     assert [path.name for path in told.desk.baselines.rglob("*.json")] == ["keyed.json"]

@@ -190,7 +190,7 @@ def answer(request):
         assert noted(tmp_path, "generated") == 3
 
 
-@pytest.mark.parametrize("status", [404, 405, 501])
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 405, 422, 501])
 def test_a_server_that_has_no_path_to_generate_at_is_not_asked_for_a_token(tmp_path: Path, status: int) -> None:
     code = f"""
 def answer(request):
@@ -198,6 +198,8 @@ def answer(request):
 """
     with start(stub(tmp_path, code, model="given")) as server:
         assert server.model == "given"
+        note = f"HTTP {status} on /health_generate: not known to generate before it was measured"
+        assert (note in server.notes) is (status not in (404, 405, 501))
 
 
 def test_a_server_without_a_health_path_is_ready_when_it_lists_its_models(tmp_path: Path) -> None:
@@ -345,6 +347,29 @@ def serve():
     assert "no HTTP answer on /health" in failure(stub(tmp_path, code, ready_timeout_s=1)).reason
 
 
+@pytest.mark.parametrize("drip", [r"HTTP/1.1 200 OK\r\nX-Slow: ", r"HTTP/1.1 102 Processing\r\n\r\n"])
+def test_a_head_without_end_is_waited_for_no_longer_than_the_server_has(tmp_path: Path, drip: str) -> None:
+    """The first is sent once and then a letter at a time; of the second there is one after the other."""
+    code = f"""
+import socket
+def serve():
+    listener = socket.create_server(("127.0.0.1", int(sys.argv[1])))
+    def answer(connection):
+        connection.recv(65536)
+        head = b"{drip}"
+        connection.sendall(head)
+        while True:
+            time.sleep(0.1)
+            connection.sendall(b"a" if head.endswith(b" ") else head)
+    while True:
+        threading.Thread(target=answer, args=listener.accept()[:1], daemon=True).start()
+"""
+    began = time.monotonic()
+    error = failure(stub(tmp_path, code, ready_timeout_s=1))
+    assert "no HTTP answer on /health (ReadTimeout: no whole head of an answer in" in error.reason
+    assert time.monotonic() - began < PATIENCE_S
+
+
 @pytest.mark.parametrize("answer", ["(404, '')", "(200, '{\"data\": []}')", "(200, '<html>')"])
 def test_a_server_that_names_no_model_is_refused_with_what_to_do(tmp_path: Path, answer: str) -> None:
     code = f"def answer(request): return (200, '') if request.path == '/health' else {answer}"
@@ -415,6 +440,20 @@ for piece in (sys.argv[3][:5], sys.argv[3][5:], ' and ', os.environ['MY_TOKEN'],
     assert recorded_command(spec)[-2:] == ("--api-key", "[secret]")
     assert key not in repr(spec)
     assert key not in (tmp_path / "server.log").read_text()
+
+
+def test_what_cannot_be_read_among_the_events_of_a_supervisor_is_passed_over(tmp_path: Path) -> None:
+    code = """
+with open(f"/proc/{os.getppid()}/fd/1", "wb", buffering=0) as events:
+    events.write(b'{"event": "log_failed", "reason": "caf\\\\udce9"}\\nno event\\n')
+"""
+    server = launch(stub(tmp_path, code), tmp_path / "server.log")
+    server.stop()
+
+    status = server.exit_status()
+    assert status is not None
+    assert status.signal == "SIGTERM"  # as was told after it
+    assert server.notes == ()
 
 
 def test_the_api_key_is_sent_to_a_server_that_wants_it(tmp_path: Path) -> None:
@@ -493,6 +532,15 @@ def test_a_log_keeps_its_beginning_and_its_end_and_says_how_much_is_missing_at_e
 
     assert left_out_of((tmp_path / "server.log").read_bytes()) >= max(seen)
     assert [path.name for path in tmp_path.glob("server.log*")] == ["server.log"]
+
+
+@pytest.mark.parametrize("how", ["os.mkfifo(log)", "os.symlink('private', log)", "os.link('private', log)"])
+def test_what_a_server_puts_in_the_place_of_its_log_is_not_read(tmp_path: Path, how: str) -> None:
+    (tmp_path / "private").write_text("somebody else's\n")
+    code = f"log = os.path.abspath('server.log'); os.unlink(log); {how}"
+    with start(stub(tmp_path, code)) as server:
+        assert server.log_tail() == ""
+        assert server.why() is None
 
 
 @pytest.mark.parametrize("number", range(4))

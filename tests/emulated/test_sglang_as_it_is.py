@@ -157,3 +157,20 @@ class Handler(Handler):
     (stored,) = [case.stored for case in desk.campaign().suites[0].cases]
     assert stored is not None
     assert dict(stored.server_arguments) == {"attention_backend": "flashinfer", "page_size": "1"}
+
+
+def test_a_log_that_its_server_replaced_by_a_pipe_holds_up_no_round(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    code = """
+LOG = os.readlink(f"/proc/{os.getppid()}/fd/2")
+class Handler(Handler):
+    def stream(self, *asked):
+        if not os.path.exists(f"{LOG}.gone"):
+            os.rename(LOG, f"{LOG}.gone")
+            os.mkfifo(LOG)
+        super().stream(*asked)
+"""
+    workload = "output_tokens = 12\nmin_requests = 2\nrequests_per_stream = 1\nwarmup_requests = 0"
+    suite = desk.suite({"plain": desk.stranger(code)}, levels=(1,), workload=workload)
+    (measured,) = Launches(desk, suite).run("candidate").measurements
+    assert [each.server_log for each in measured.rounds] == [None]

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -15,6 +16,7 @@ import psutil
 import pytest
 
 from perf import rig
+from perf.files import refuse_doubtful, to_json
 from perf.nvml import POWER_CAP, PcieLink
 from perf.record import RoundRecord
 from perf.rig import GpuTelemetry
@@ -89,6 +91,19 @@ def test_what_a_board_does_not_tell_is_absent_and_never_0(tmp_path: Path) -> Non
         seen = window(it)
     assert (seen.ecc_corrected, seen.ecc_uncorrected, seen.xids) == (None, None, None)
     assert seen.sm_clock_median_mhz == 2400
+
+
+def test_numbers_that_no_board_can_have_are_absent(tmp_path: Path) -> None:
+    odd = {"sm_mhz": 0, "memory_mhz": -5, "power_mw": 2**64, "celsius": 2**63, "xids": [13]}
+    driver = Driver(tmp_path, WORKING | odd)
+    with sampler(driver) as it:
+        seen = window(it, lambda: driver.change(xids=[13, 2**64 - 1], ecc_uncorrected=2**64 - 1))
+    assert (seen.sm_clock_median_mhz, seen.sm_clock_mean_mhz, seen.memory_clock_median_mhz) == (None, None, None)
+    assert (seen.power_mean_w, seen.power_max_w, seen.temperature_max_celsius) == (None, None, None)
+    assert seen.ecc_uncorrected is None
+    assert seen.xids is not None
+    assert len(seen.xids) == 1  # an error all the same
+    refuse_doubtful(to_json(asdict(seen)).encode())
 
 
 def test_reasons_for_slow_clocks_are_shares_of_the_samples_and_what_users_set_is_none_of_them(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import math
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from hashlib import md5
 from pathlib import Path
 
 from perf import campaign as campaigns
@@ -328,7 +329,11 @@ def same_output(*variants: str, at_least: float = 1.0) -> SameOutputRecord:
 def saying(record: LaunchRecord, *texts: str, again: tuple[str, ...] | None = None) -> LaunchRecord:
     """The launch, which said these texts to as many prompts; where it was asked once more, `again`."""
     prompts = tuple(f"prompt-{number}" for number in range(1, len(texts) + 1))
-    said = Outputs(tokens=64, prompts=prompts, texts=texts, again=again or (), reason=None)
+    first, second = (
+        tuple(md5(each.encode("utf-8", errors="surrogatepass")).hexdigest() for each in said)
+        for said in (texts, again or ())
+    )
+    said = Outputs(tokens=64, prompts=prompts, texts=texts, digests=first, again=second, reason=None)
     return replace(record, outputs=said)
 
 

@@ -15,7 +15,7 @@ ALLOWED: dict[str, set[str]] = {
     "text": set(),
     "trace": set(),
     "sample": {"text"},
-    "redaction": set(),
+    "redaction": {"text"},
     "interpreter": set(),
     "server_log": {"text"},
     # Pure.
@@ -173,6 +173,7 @@ ALLOWED: dict[str, set[str]] = {
         "measure",
         "measured",
         "noise",
+        "nvml",
         "plan",
         "ports",
         "prospect",

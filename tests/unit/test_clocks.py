@@ -184,22 +184,24 @@ def test_clocks_of_2470_and_2190_mhz_without_a_throttle_bit_are_not_compared() -
     """sglang#2470, vllm.cpp#543: between the arms of a block, and between tonight and the store."""
     pair = suite(reference=True, store=(stored_at(None),), launches=block(1, 2190.0, 2470.0))
     alone = suite(store=(stored_at(2470.0),), launches=(launch(at(2190.0)),))
-    for state, seen in (
+    for state, seen, do in (
         (
             pair,
             "candidates ran at 2,190 MHz (median of the slowest GPU), the references beside them at 2,470; "
             "2.4 % are borne",
+            "to record anew does not help",
         ),
         (
             alone,
             "tonight ran at 2,190 MHz (median of the slowest GPU), the stored baseline at 2,470; 2.1 % are borne",
+            "record the case anew",
         ),
     ):
         verdict = word(state)
         assert verdict.word is Word.INVALID
         assert [(each.name, each.seen) for each in verdict.reasons] == [("clocks differ", seen)]
         assert "nvidia-smi -lgc" in verdict.reasons[0].advice
-        assert "record the case anew" in verdict.reasons[0].advice
+        assert do in verdict.reasons[0].advice
 
 
 @given(st.floats(200.0, 4000.0), st.floats(-0.05, 0.05), st.booleans(), st.integers(1, 8))
@@ -333,6 +335,18 @@ def test_telemetry_comes_back_from_a_campaigns_file_and_so_does_that_there_was_n
     for clock in (2400.0, None):
         whole = campaign(suite(launches=(launch(at(clock)),)))
         assert record.read(written(tmp_path / str(clock), whole)) == whole
+
+
+@pytest.mark.parametrize("clock", [0.0, -5.0])
+def test_a_working_card_whose_clock_stands_still_does_not_tell_it_and_spoils_no_baseline(clock: float) -> None:
+    stands = replace(CALM, sm_clock_median_mhz=clock, sm_clock_mean_mhz=clock)
+    assert pace((stands,)) is None
+    beside = pace((stands, CALM))
+    assert beside is not None
+    assert (beside.sm_clock_median_mhz, beside.sm_clock_mean_mhz) == (2470.0, 2468.0)
+    mean = pace((replace(CALM, sm_clock_mean_mhz=clock),))
+    assert mean is not None
+    assert (mean.sm_clock_median_mhz, mean.sm_clock_mean_mhz) == (2470.0, None)
 
 
 def test_the_pace_is_stored_with_a_baseline_and_a_damaged_one_is_refused(tmp_path: Path) -> None:

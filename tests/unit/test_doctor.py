@@ -12,7 +12,7 @@ import pytest
 from perf import doctor, nvml, rig
 from perf.__main__ import main
 from perf.doctor import Finding, Fitness
-from perf.nvml import PcieLink
+from perf.nvml import POWER_CAP, PcieLink
 from perf.rig import Gpu, GpuProcess, GpuState
 from perf.suite import load
 from tests.nvml.script import WORKING, Driver
@@ -81,6 +81,12 @@ def test_what_spoils_a_gpu_is_unfit_and_says_what_to_do(change: dict[str, object
     (unfit,) = (each for each in found if each.fitness is Fitness.UNFIT)
     assert (unfit.name, unfit.seen) == ("GPU 0", seen)
     assert unfit.advice
+
+
+def test_a_card_at_its_power_cap_alone_is_noted_as_most_loaded_cards_are_there() -> None:
+    (_, found) = gpus(replace(CALM, slowed_by=(POWER_CAP,)))
+    assert (found.fitness, found.name, found.seen) == (Fitness.NOTE, "GPU 0", "slowed by its power cap")
+    assert found.advice
 
 
 def test_what_a_driver_does_not_tell_is_no_finding() -> None:

@@ -1,5 +1,6 @@
 """Who outlived a run is named by what the run noted, and nobody else ever is."""
 
+import errno
 import json
 import os
 import signal
@@ -16,7 +17,7 @@ import pytest
 from perf import leftovers
 from perf.files import MACHINE_FOLDER_ENV, FileError
 from perf.leftovers import MARK
-from perf.supervisor import Birth, Note, machine
+from perf.supervisor import Birth, Note, Order, machine
 
 DEAD = Birth(pid=1, began="never")
 
@@ -108,10 +109,11 @@ def test_who_became_a_daemon_twice_and_closed_everything_is_found_by_the_mark(pr
     assert found_pids() == [pid]
 
 
-def test_who_runs_without_the_environment_is_found_by_the_session_and_whoever_is_below_it(processes: list[int]) -> None:
-    pid = began(processes, ORPHANED)
+def test_who_has_no_environment_to_see_is_found_by_the_session_though_its_first_is_gone(processes: list[int]) -> None:
+    pid = began(processes, ORPHANED.replace("{'AGAIN': '1'}", "{}").replace("'AGAIN' not in os.environ", "os.environ"))
     keep(replace(NOTE, server=Birth(pid=os.getsid(pid), began="whenever its first was born")))
-    assert MARK not in psutil.Process(pid).environ()
+    assert Birth.of(os.getsid(pid)) is None
+    assert psutil.Process(pid).environ() == {}
 
     assert found_pids() == [pid]
 
@@ -181,3 +183,83 @@ def test_a_folder_that_others_could_write_is_refused(folder: Path) -> None:
     folder.chmod(0o777)
     with pytest.raises(FileError, match="is not a folder of this user alone"):
         leftovers.find()
+
+
+def test_strangers_in_a_session_whose_number_was_given_anew_are_not_named(processes: list[int]) -> None:
+    pid = began(processes, ORPHANED)
+    note = replace(NOTE, server=Birth(pid=os.getsid(pid), began="before"))
+    keep(note)
+    assert Birth.of(os.getsid(pid)) is None  # the first of their session has gone, too
+
+    assert found_pids() == []
+    assert leftovers.origin([pid]) == ""
+
+
+@pytest.mark.parametrize(
+    "note",
+    [
+        replace(NOTE, runner=Birth(pid=-1, began="1")),
+        replace(NOTE, supervisor=Birth(pid=0, began="1")),
+        replace(NOTE, server=Birth(pid=0, began="1")),
+    ],
+)
+def test_a_note_with_a_number_that_no_process_has_names_nobody_and_stays(note: Note) -> None:
+    path = keep(note)
+
+    assert found_pids() == []
+    assert path.exists()
+
+
+@pytest.mark.parametrize("where", ["", "   "])
+def test_a_note_that_does_not_say_of_which_machine_it_is_names_nobody(where: str) -> None:
+    keep(replace(NOTE, machine=where))
+    assert found_pids() == []
+
+
+@pytest.mark.parametrize("where", [machine(), "another-boot pid:[1]"])
+def test_a_note_that_cannot_be_removed_names_nobody(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    def refused(_path: Path, missing_ok: bool = False) -> None:
+        raise OSError(errno.EROFS, f"read-only, {missing_ok}")
+
+    path = keep(replace(NOTE, machine=where))
+    with monkeypatch.context() as patched:  # root may remove anything, save where it may not mount
+        patched.setattr(Path, "unlink", refused)
+        assert found_pids() == []
+    assert path.exists()
+
+
+def test_a_launch_in_a_folder_whose_name_is_not_utf_8_leaves_a_note_that_is_read(
+    tmp_path: Path, processes: list[int]
+) -> None:
+    folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9"))
+    folder.mkdir()
+    path = leftovers.new_note()
+    order = Order(
+        name="plain-1",
+        note_path=str(path),
+        command=("sleep", "600", os.fsdecode(b"\xe9")),
+        env=dict(os.environ) | {MARK: path.stem},
+        cwd=str(folder),
+        log_path=str(folder / "server.log"),
+        secrets=(),
+        grace_s=1.0,
+        parent=os.getpid(),
+    )
+    code = "import sys; from perf.supervisor import main; main()"
+    with (folder / "server.log").open("w+b") as log:
+        supervisor = subprocess.Popen(
+            [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log
+        )
+    processes.append(supervisor.pid)
+    assert supervisor.stdin is not None
+    assert supervisor.stdout is not None
+    with supervisor:
+        supervisor.stdin.write(order.to_json().encode() + b"\n")
+        supervisor.stdin.flush()
+        supervisor.stdout.readline()
+        try:
+            assert f"log {tmp_path}/caf\\udce9/server.log" in leftovers.origin(
+                [psutil.Process(supervisor.pid).children()[0].pid]
+            )
+        finally:
+            supervisor.stdin.close()

@@ -101,6 +101,14 @@ def test_an_invalid_case_can_never_become_a_baseline(store: Store) -> None:
     assert not store.folder.exists()
 
 
+def test_what_no_later_night_could_be_judged_by_is_refused_before_anything_is_written(store: Store) -> None:
+    twice = suite(launches=(launch(measured(100.0)), launch(measured(101.0))))  # one name: unsound as stored
+    done = run(campaign(twice), store)
+    said = "nothing can be judged by what was measured, such as a clock of 0: measure it again"
+    assert done.refused == (("sim/baseline/c001", said),)
+    assert not store.folder.exists()
+
+
 def test_an_advisory_case_can_never_become_a_baseline(store: Store) -> None:
     state = replace(night(100.0, 100.0), advisory="measured on a server that already ran")
     done = run(campaign(state), store)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from perf.provenance import build_of
+from perf.provenance import build_of, code_of
 from perf.sample import Build
 
 GIT = {
@@ -189,3 +189,46 @@ def test_the_repository_of_a_hook_that_this_runs_in_is_not_asked(
 @pytest.mark.parametrize("python", ["/nowhere/bin/python", "false", "true", "ls"])
 def test_what_is_no_interpreter_has_no_build(tmp_path: Path, python: str) -> None:
     assert build_of(python, tmp_path, dict(os.environ)) is None
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("{python}", "-m", "mine.server"),
+        ("env", "A=1", "{python}", "-u", "-m", "mine"),
+        ("{python}", "-mmine.server"),
+        ("{python}", "-um", "mine"),
+        ("{python}", "-X", "dev", "-Wignore", "-OO", "-m", "mine"),
+    ],
+)
+def test_what_a_server_runs_of_its_working_directory_is_found_however_python_is_asked(
+    tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "__init__.py").touch()
+
+    assert code_of(command, sys.executable, tmp_path, dict(os.environ)) == tmp_path / "mine" / "__init__.py"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("serve",),
+        ("{python}",),
+        ("{python}", "-m"),
+        ("{python}", "-I", "-m", "mine"),
+        ("{python}", "-Pm", "mine"),
+        ("{python}", "-c", "import mine"),
+        ("{python}", "-", "mine/__init__.py"),
+        ("{python}", "-uX", "dev", "mine/__init__.py", "-m", "mine"),  # it may import from anywhere
+        ("{python}", "./mine/__init__.py"),
+        ("bash", "-c", "exec {python} -m mine"),
+    ],
+)
+def test_what_is_not_run_of_the_working_directory_or_cannot_be_told_is_not_found(
+    tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "__init__.py").touch()
+
+    assert code_of(command, sys.executable, tmp_path, dict(os.environ)) is None

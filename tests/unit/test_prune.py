@@ -67,7 +67,7 @@ def test_the_oldest_campaigns_beyond_the_newest_go(place: Path) -> None:
     assert (found.staying, found.failed, found.spared) == (7, (), ())
 
 
-def test_an_interrupted_campaign_goes_however_new_and_does_not_count_among_the_newest(place: Path) -> None:
+def test_an_interrupted_campaign_that_is_silent_goes_and_does_not_count_among_the_newest(place: Path) -> None:
     measure(place, *NAMES[:2])
     measure(place, NAMES[5], complete=False)
     assert gone(pruned(place, keep=2)) == [(NAMES[5], "interrupted")]
@@ -182,16 +182,22 @@ def test_a_campaign_being_measured_stays_until_its_process_is_gone(place: Path, 
         assert record.is_measured(place / "campaigns" / name)
         process.send_signal(signal.SIGKILL)
         process.wait(timeout=60)
-        assert gone(pruned(place, keep=1, now_s=time.time())) == [(name, state)]
+        assert record.is_measured(place / "campaigns" / name) is False
+        assert gone(pruned(place, keep=1)) == [(name, state)]
 
 
-def test_without_a_lock_an_interrupted_campaign_stays_while_it_may_be_being_measured(place: Path) -> None:
+@pytest.mark.parametrize("locked", [True, False], ids=["of today", "without a lock, as of 0.1"])
+def test_an_interrupted_campaign_stays_for_two_days_after_it_was_written_to_last(place: Path, locked: bool) -> None:
+    """The prune that ends a nightly job leaves the evidence of a night cut short; without a lock it may go on still."""
     measure(place, NAMES[0], complete=False)
-    assert record.is_measured(place / "campaigns" / NAMES[0]) is None
-    found = pruned(place, now_s=time.time() + SILENT_S - 600)
-    assert found.spared == ((NAMES[0], "not complete, without a lock, and written to within 48 hours"),)
-    log = place / "campaigns" / NAMES[0] / "baseline-1" / "server.log"
-    os.utime(log, (LATER_S, LATER_S))  # only its log still grows
+    folder = place / "campaigns" / NAMES[0]
+    if locked:
+        (folder / record.LOCK_NAME).touch()
+    assert record.is_measured(folder) is (False if locked else None)
+    found = pruned(place, keep=1, now_s=time.time() + SILENT_S - 600)
+    assert (found.gone, found.staying) == ((), 1)
+    assert found.spared == ((NAMES[0], "not complete, and written to within 48 hours"),)
+    os.utime(folder / "baseline-1" / "server.log", (LATER_S, LATER_S))  # only its log grew
     assert pruned(place, now_s=LATER_S + 600).gone == ()
     assert gone(pruned(place, now_s=LATER_S + SILENT_S + 1)) == [(NAMES[0], "interrupted")]
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from perf import record
 from perf.compact import compact
 from perf.files import FileError, to_json
-from perf.record import ID, Campaign, LaunchRecord, Order, SuiteRecord, no_outputs
+from perf.record import ID, Campaign, LaunchRecord, Order, Outputs, SuiteRecord, no_outputs
 from perf.report import markdown
 from perf.rig import Gpu, Rig
 from perf.sample import StoredCase
@@ -184,6 +184,13 @@ def test_no_campaign_at_all_is_an_error_that_says_what_to_do(tmp_path: Path) -> 
 # What is damaged, or was not written by us
 
 
+def said(record: LaunchRecord) -> Outputs:
+    """What a launch said to one prompt."""
+    outputs = saying(record, "a").outputs
+    assert outputs is not None
+    return outputs
+
+
 def refused(folder: Path, whole: Campaign | str) -> str:
     """The error of a campaign that must not be read."""
     folder.mkdir(exist_ok=True)
@@ -196,6 +203,18 @@ def refused(folder: Path, whole: Campaign | str) -> str:
     with pytest.raises(FileError) as error:
         record.read(place)
     return str(error.value)
+
+
+@pytest.mark.parametrize("number", [1e150, 1e-200, float(2**64)])
+def test_what_could_not_be_read_again_is_not_saved_and_what_was_saved_stays(tmp_path: Path, number: float) -> None:
+    folder = written(tmp_path, campaign(full(), complete=False))
+    before = (folder / record.FILE_NAME).read_bytes()
+    state = full()
+    first, *others = state.launches
+    bad = replace(state, launches=(replace(first, duration_s=number), *others))
+    with pytest.raises(FileError, match=r"what was measured last holds .*; the file remains as it was saved last: "):
+        record.save(folder, campaign(bad))
+    assert (folder / record.FILE_NAME).read_bytes() == before
 
 
 def test_a_truncated_campaign_is_an_error(tmp_path: Path) -> None:
@@ -355,6 +374,10 @@ def test_a_baseline_that_was_stored_before_a_higher_level_widened_the_ids_is_its
         (suite(launches=(saying(launch()),)), "outputs that are none of its prompts"),
         (suite(launches=(saying(launch(), "a", "b", again=("a",)),)), "outputs that are none of its prompts"),
         (suite(launches=(saying(launch(), "a" * 5000),)), "outputs that are none of its prompts"),
+        (
+            suite(launches=(replace(launch(), outputs=replace(said(launch()), digests=("none",))),)),
+            "outputs that are none of its prompts",
+        ),
         (
             suite(launches=(saying(launch(), "a"), saying(launch(ordinal=2), "a", "b"))),
             "outputs that are none of its prompts",

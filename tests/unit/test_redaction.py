@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perf.redaction import MARK, MAX_USERINFO, Redactor, Secrets
+from perf.text import printable
 
 # Options of SGLang 0.5.23 whose names look like secrets and are none.
 HARMLESS = (
@@ -249,7 +250,12 @@ def test_secrets_are_not_in_their_own_repr() -> None:
 
 
 SECRETS = Secrets(("abab", "ababc", "bcab", "b://a"))
-PIECES = st.lists(st.sampled_from([b"a", b"b", b"c", b"ab", b"://", b"@", b"/", b"\n"]), max_size=40)
+PIECES = st.lists(
+    st.sampled_from(
+        [b"a", b"b", b"c", b"ab", b"://", b"@", b"/", b"\n", b"\x1b", b"\x1b[", b"0m", b"\x1b]", b"\x07", b"\\"]
+    ),
+    max_size=40,
+)
 
 
 @given(PIECES, st.data())
@@ -262,6 +268,8 @@ def test_a_stream_is_redacted_as_the_whole_text_however_it_is_cut(pieces: list[b
 
     assert out.decode() == SECRETS.redact(text.decode())
     assert not any(value.encode() in out.replace(MARK.encode(), b"|") for value in SECRETS.values)
+    shown = printable(out.decode(), 1000)  # as whoever shows it does, which must not join what was apart
+    assert not any(value in shown.replace(MARK, "|") for value in SECRETS.values)
 
 
 @given(st.text("ab", max_size=60), st.integers(1, 7))
@@ -287,3 +295,26 @@ def test_a_line_passes_at_once_and_an_endless_url_is_not_kept() -> None:
     assert len(redactor.feed(b"see http://")) + len(passed) == 10_000 + len("see http://")
     passed = b"".join(redactor.feed(b"x" * 100) for _ in range(100))
     assert len(passed) >= 10_000 - MAX_USERINFO
+
+
+@pytest.mark.parametrize(
+    "parted", ["\x1b[0m", "\x1b]0;x\x07", "\x1b]8;;http://x\x1b\\", "\x1b", "\x1bM", "\x1b[1m\x1b[31m"]
+)
+def test_a_secret_whose_halves_a_terminal_sequence_parts_is_hidden_in_text_and_in_a_stream(parted: str) -> None:
+    secrets = Secrets(("tigerlion7342",))
+    text = f"bad key tige{parted}rlion7342"
+
+    assert printable(secrets.redact(text)) == f"bad key {MARK}"
+    for cut in range(len(text)):
+        assert streamed(secrets, [text[:cut].encode(), text[cut:].encode()]) == f"bad key {MARK}".encode()
+
+
+def test_a_secret_that_has_a_terminal_sequence_in_itself_is_hidden() -> None:
+    assert Secrets(("tige\x1b[0mrlion7342",)).redact("bad key tige\x1b[0mrlion7342") == f"bad key {MARK}"
+
+
+def test_an_endless_terminal_sequence_is_not_kept_and_hides_no_other_line() -> None:
+    redactor = Redactor(Secrets(("hunter22",)))
+    passed = redactor.feed(b"\x1b]0;") + b"".join(redactor.feed(b"x" * 100) for _ in range(100))
+    assert len(passed) >= 5_000
+    assert streamed(Secrets(()), [b"\x1b]0;x\nTraceback\n"]) == b"\nTraceback\n"

@@ -199,8 +199,9 @@ def test_what_is_written_in_a_lock_cannot_steer_a_terminal(folder: Path) -> None
             '{"pid": 1, "user": "\\u001b[2J", "host": "h", "since": "s", "what": "w"}'
         )
         assert "\x1b" not in refusal(ALL)
-        (folder / "sglang-perf-machine.lock").write_text('{"pid":')
-        assert "by a process that does not say who it is." in refusal(ALL)
+        for damaged in ('{"pid":', '{"pid":' + "[" * 4000):
+            (folder / "sglang-perf-machine.lock").write_text(damaged)
+            assert "by a process that does not say who it is." in refusal(ALL)
 
 
 def test_the_folder_does_not_depend_on_the_user_or_on_tmpdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

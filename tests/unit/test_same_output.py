@@ -13,7 +13,7 @@ from perf.gate import Word
 from perf.measured import SIMULATED_ACCEPTANCE
 from perf.record import LaunchRecord, SuiteRecord, no_outputs
 from perf.report import markdown, properties, screen
-from perf.same_output import Agreement, SameOutputVerdict
+from perf.same_output import Agreement, Difference, SameOutputVerdict
 from perf.same_output import judge as judge_output
 from perf.statements import verdict_table
 from perf.validity import Reason
@@ -68,6 +68,18 @@ def test_one_other_word_is_violated_and_told_with_its_place() -> None:
     assert agreement.first.yardstick == " fox jumps over the lazy dog"
     assert agreement.first.other == " fox jumps over a lazy dog"
     assert found.logs == ("baseline-1", "eagle3-1")
+
+
+def test_what_was_said_counts_and_not_what_is_kept_of_it() -> None:
+    """Kept are beginnings, with each variant's own secrets replaced."""
+    one, other = plain("a word", "b"), draft("a word", "b")
+    assert other.outputs is not None
+    longer = replace(other, outputs=replace(other.outputs, digests=("0" * 32, other.outputs.digests[1])))
+    found = judged(one, longer)
+    assert found.word is Word.VIOLATED
+    assert found.agreements[0].first == Difference(prompt="prompt-1", at=6, yardstick="a word", other="a word")
+    hidden = replace(other, outputs=replace(other.outputs, texts=("a [secret]", "b")))
+    assert judged(one, hidden).word is Word.PASS
 
 
 def test_an_output_that_ends_too_soon_or_goes_on_is_another_one() -> None:

@@ -50,6 +50,15 @@ def test_a_round_is_summed_up_and_what_went_on_before_it_is_left_out() -> None:
     assert read(first, interval=None).steps is None
 
 
+def test_numbers_that_nobody_measures_are_none_and_sums_over_ranks_are_bounded() -> None:
+    tiny = decode(8, 0).replace(b"0.00,", b"1e-300, accept len: 1e-200,")
+    assert read(tiny, tiny, tiny).throughput is read(tiny, tiny, tiny).acceptance_length is None
+    said = read(*(f"[DP{n}] Decode batch, #running-req: 1e12, #queue-req: 1e12".encode() for n in range(1100)))
+    assert said.running_median == said.running_max == said.queue_max == 1e12
+    retracted = (f"[DP{n}] #retracted_reqs: 999999999\n".encode() for n in range(1100))
+    assert read(decode(8, 1), *retracted).retractions == 1e12
+
+
 @pytest.mark.parametrize(
     "line",
     [
