@@ -15,6 +15,7 @@ import pytest
 
 from perf import leftovers, measure, rig_lock, suite
 from perf.capacity import Capacity
+from perf.files import MACHINE_FOLDER_ENV
 from perf.load import Limits
 from perf.record import Order
 from perf.rig import GpuProcess, GpuState
@@ -264,6 +265,9 @@ def test_an_interrupt_of_a_start_goes_on_though_its_server_leaves_somebody_and_t
 def test_a_launch_is_noted_for_its_user_alone_without_secrets_until_nobody_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    own = tmp_path / "machine"  # other tests leave notes of the dead in theirs
+    own.mkdir()
+    monkeypatch.setenv(MACHINE_FOLDER_ENV, str(own))
     keyed = spec(Desk(tmp_path), "")
     keyed = replace(keyed, command=(*keyed.command, "--api-key", "sk-0123456789"), api_key="sk-0123456789")
     with launch(keyed, tmp_path / "server.log"):
