@@ -405,30 +405,27 @@ def _capped() -> Iterator[Cell]:
                 )
 
 
+#: The store of the model, and those of whoever has just begun: words, nights, pairs of other nights, launches a night.
+_STORES = (
+    ("", NIGHTS, PAIRS, 1),
+    ("a store of one night, ", 1, 0, 4),
+    ("a store of four nights, ", 4, 0, 1),
+)
+
+
 def _without_reference() -> Iterator[Cell]:
     for cv, minutes in ((0.005, 40.0), (0.01, 60.0), (0.02, 150.0)):
-        for lost, changes in _LOST.items():
-            yield Cell(
-                table="without a reference build",
-                noise=f"{minutes:g} min, {_percent(cv)}",
-                lost=lost,
-                truth=_truth(cv),
-                changes=changes,
-                suites=_suites(lost),
-                reference=False,
-                budget_min=minutes,
-            )
-        for store, nights, launches in (("one night", 1, 4), ("four nights", 4, 1)):
+        for store, nights, pairs, launches in _STORES:
             for lost, changes in _LOST.items():
                 yield Cell(
                     table="without a reference build",
-                    noise=f"{minutes:g} min, a store of {store}, {_percent(cv)}",
+                    noise=f"{minutes:g} min, {store}{_percent(cv)}",
                     lost=lost,
                     truth=_truth(cv),
                     changes=changes,
                     suites=_suites(lost),
                     nights=nights,
-                    pairs=0,
+                    pairs=pairs,
                     launches=launches,
                     reference=False,
                     budget_min=minutes,

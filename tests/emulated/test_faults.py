@@ -54,11 +54,11 @@ class Handler(Handler):
         else:
             super().do_GET()
 """
-LOSES_ITS_COUNTERS = """
-COUNTED = "5000"
+#: It tells a counter as long as there is one.
+COUNTS = """
 class Handler(Handler):
     def do_GET(self):
-        if self.path == "/metrics":
+        if self.path == "/metrics" and COUNTED is not None:
             body = f"sglang:generation_tokens_total {COUNTED}\\n".encode()
             self.send_response(200)
             self.send_header("Content-Length", str(len(body)))
@@ -66,6 +66,10 @@ class Handler(Handler):
             self.wfile.write(body)
         else:
             super().do_GET()
+"""
+LOSES_ITS_COUNTERS = f"""{COUNTS}
+COUNTED = "5000"
+class Handler(Handler):
     def stream(self, *asked):
         super().stream(*asked)
         global COUNTED, SERVED
@@ -329,36 +333,19 @@ def test_the_figures_of_the_matrix_are_those_of_the_page(
 
 
 #: Its counters are right for a warm-up and four requests, and gone from then on.
-COUNTS_FOR_ONE_ROUND = """
+COUNTS_FOR_ONE_ROUND = f"""{COUNTS}
 COUNTED, SERVED = 0, 0
 class Handler(Handler):
-    def do_GET(self):
-        if self.path == "/metrics" and SERVED <= 5:
-            body = f"sglang:generation_tokens_total {COUNTED}\\n".encode()
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-        else:
-            super().do_GET()
     def stream(self, tokens, prompt):
         super().stream(tokens, prompt)
         global COUNTED, SERVED
-        COUNTED, SERVED = COUNTED + tokens, SERVED + 1
+        SERVED += 1
+        COUNTED = COUNTED + tokens if SERVED <= 5 else None
 """
 #: Its counters begin anew with every warm-up: as if the server had been replaced while nobody asked it.
-COUNTS_ANEW = """
+COUNTS_ANEW = f"""{COUNTS}
 COUNTED, SERVED = 1000, 0
 class Handler(Handler):
-    def do_GET(self):
-        if self.path == "/metrics":
-            body = f"sglang:generation_tokens_total {COUNTED}\\n".encode()
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-        else:
-            super().do_GET()
     def stream(self, tokens, prompt):
         global COUNTED, SERVED
         if SERVED == 5:
