@@ -76,10 +76,14 @@ def began(processes: list[int], code: str, env: dict[str, str] | None = None) ->
     return pid
 
 
-#: Forks, so that the first of the session dies and one without any of its environment stays in it.
-ORPHANED = (
-    "if os.fork(): os._exit(0)\nif 'AGAIN' not in os.environ: os.execve(sys.executable, sys.orig_argv, {'AGAIN': '1'})"
-)
+#: Says its own pid and stays.
+STAYS = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
+
+
+def orphaned(env: dict[str, str]) -> str:
+    """Forks, so that the first of the session dies and one stays in it that has no other environment than this."""
+    return f"if os.fork(): os._exit(0)\nos.execve(sys.executable, [sys.executable, '-c', {STAYS!r}], {env})"
+
 
 #: Forks twice, each time into a session of its own, and closes all that it had open but the pipe to us.
 DAEMON_TWICE = "for _ in range(2):\n    if os.fork(): os._exit(0)\n    os.setsid()\nos.close(0); os.closerange(2, 256)"
@@ -110,7 +114,7 @@ def test_who_became_a_daemon_twice_and_closed_everything_is_found_by_the_mark(pr
 
 
 def test_who_has_no_environment_to_see_is_found_by_the_session_though_its_first_is_gone(processes: list[int]) -> None:
-    pid = began(processes, ORPHANED.replace("{'AGAIN': '1'}", "{}").replace("'AGAIN' not in os.environ", "os.environ"))
+    pid = began(processes, orphaned({}))
     keep(replace(NOTE, server=Birth(pid=os.getsid(pid), began="whenever its first was born")))
     assert Birth.of(os.getsid(pid)) is None
     assert psutil.Process(pid).environ() == {}
@@ -119,8 +123,8 @@ def test_who_has_no_environment_to_see_is_found_by_the_session_though_its_first_
 
 
 def test_whoever_is_below_one_that_is_found_is_named_too(processes: list[int]) -> None:
-    below = "import os, time; os.setsid(); print(os.getpid(), flush=True); time.sleep(600)"
-    first = f"import subprocess\nsubprocess.Popen([sys.executable, '-c', {below!r}], env={{}})\ntime.sleep(600)"
+    popen = f"subprocess.Popen([sys.executable, '-c', {STAYS!r}], env={{}}, start_new_session=True)"
+    first = f"import subprocess\n{popen}\ntime.sleep(600)"
     pid = began(processes, first, {MARK: "0123456789abcdef"})
     keep(NOTE)
 
@@ -186,7 +190,7 @@ def test_a_folder_that_others_could_write_is_refused(folder: Path) -> None:
 
 
 def test_strangers_in_a_session_whose_number_was_given_anew_are_not_named(processes: list[int]) -> None:
-    pid = began(processes, ORPHANED)
+    pid = began(processes, orphaned({"A": "1"}))
     note = replace(NOTE, server=Birth(pid=os.getsid(pid), began="before"))
     keep(note)
     assert Birth.of(os.getsid(pid)) is None  # the first of their session has gone, too
@@ -237,7 +241,7 @@ def test_a_launch_in_a_folder_whose_name_is_not_utf_8_leaves_a_note_that_is_read
     order = Order(
         name="plain-1",
         note_path=str(path),
-        command=("sleep", "600", os.fsdecode(b"\xe9")),
+        command=(sys.executable, "-c", "import time; time.sleep(600)", os.fsdecode(b"\xe9")),
         env=dict(os.environ) | {MARK: path.stem},
         cwd=str(folder),
         log_path=str(folder / "server.log"),
