@@ -7,7 +7,7 @@ what is done for each chunk is done by numpy, in a few arrays of 8 bytes a chunk
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -49,20 +49,6 @@ class RoundSummary:
     peak_concurrency: int
     acceptance_length: float | None
 
-
-#: Direction is part of a metric. A metric without an entry cannot be judged.
-HIGHER_IS_BETTER: Mapping[str, bool] = {
-    "output_throughput": True,
-    "steady_throughput": True,
-    "request_throughput": True,
-    "per_request_throughput": True,
-    "ttft_s": False,
-    "tpot_s": False,
-    "itl_s": False,
-    "e2e_s": False,
-    "achieved_concurrency": True,
-    "acceptance_length": True,
-}
 
 _Floats = NDArray[np.float64]
 _Counts = NDArray[np.int64]

@@ -270,7 +270,7 @@ def _refuse_as_carrier(config: pytest.Config) -> None:
     if config.getoption("benchmark_compare_fail", None):
         raise pytest.UsageError(
             "--benchmark-compare-fail knows nothing of noise and speaks after the verdicts: leave it out; "
-            "the loss that is allowed is --perf-margin"
+            "the loss that counts is --perf-margin"
         )
     carrier = config.pluginmanager.getplugin("pytest-benchmark")
     if (carrier is None or carrier.disabled) and not hasattr(config, "workerinput"):  # there each item says it

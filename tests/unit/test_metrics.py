@@ -12,7 +12,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from benchmarks import metrics_at_scale
-from perf.metrics import HIGHER_IS_BETTER, STEADY_PERCENT, Distribution, RoundSummary, summarize, windowed_tokens
+from perf.metrics import STEADY_PERCENT, Distribution, RoundSummary, summarize, windowed_tokens
 from perf.trace import Failure, FailureName, RequestTrace, Round
 
 METRICS_PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
@@ -403,30 +403,6 @@ def test_the_benchmark_at_scale_refuses_a_size_at_which_nothing_is_seen(capsys: 
 # What is judged, stored and documented
 
 
-@pytest.mark.parametrize(
-    ("metric", "higher_is_better"),
-    [
-        ("output_throughput", True),
-        ("steady_throughput", True),
-        ("request_throughput", True),
-        ("per_request_throughput", True),
-        ("ttft_s", False),
-        ("tpot_s", False),
-        ("itl_s", False),
-        ("e2e_s", False),
-        ("achieved_concurrency", True),
-        ("acceptance_length", True),
-    ],
-)
-def test_more_tokens_a_second_are_better_and_more_seconds_are_worse(metric: str, *, higher_is_better: bool) -> None:
-    assert HIGHER_IS_BETTER[metric] is higher_is_better
-
-
-def test_every_metric_has_a_direction_but_counts_and_the_window() -> None:
-    not_judged = {"requests", "output_tokens", "window_s", "peak_concurrency"}
-    assert {field.name for field in fields(RoundSummary)} - not_judged == set(HIGHER_IS_BETTER)
-
-
 @pytest.mark.parametrize("tokens", [(1, 3, 6), None])
 def test_a_summary_written_as_json_and_read_back_is_the_same(tokens: tuple[int, ...] | None) -> None:
     written = numbers(request([0.1, 0.3, 0.7], tokens, usage=10), request([0.9], None, usage=3), verify_steps=7)
@@ -451,12 +427,6 @@ def documented_fields() -> dict[str, dict[str, str]]:
 
 def test_the_page_documents_every_field_and_no_other_in_their_order() -> None:
     assert list(documented_fields()) == [field.name for field in fields(RoundSummary)]
-
-
-def test_the_page_and_the_code_agree_on_directions() -> None:
-    words = {True: "higher", False: "lower", None: "not judged"}
-    for name, row in documented_fields().items():
-        assert row["better"] == words[HIGHER_IS_BETTER.get(name)], name
 
 
 def test_the_page_says_of_every_number_that_may_be_absent_when_it_is() -> None:
