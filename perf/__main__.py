@@ -50,7 +50,7 @@ from perf.promotion import (
 )
 from perf.record import Arm, Campaign, SuiteRecord
 from perf.rig import probe, states
-from perf.suite import SuiteError
+from perf.suite_file import SuiteError
 from perf.text import MIN_MARGIN, parse_margin, parse_share, printable, share
 from perf.verdict import Verdict, judge
 

@@ -18,7 +18,8 @@ from perf.files import FileError
 from perf.promotion import DEFAULT_BASELINES
 from perf.rig import EMULATED_RIG_ID
 from perf.sample import Promotion, StoredCase, throughputs
-from perf.suite import SHIPPED, Crossover, Suite
+from perf.suite import Crossover, Suite
+from perf.suite_file import SHIPPED
 from perf.text import percent, printable, share
 
 #: Beside the suites of a rig: its fingerprint.

@@ -17,14 +17,14 @@ from typing import Annotated
 from filelock import FileLock, Timeout
 from pydantic import Field, TypeAdapter
 
-from perf import blocks, plan, statements, suite
+from perf import blocks, plan, statements, suite_file
 from perf.blocks import CLOSING, Block, MarkerError
 from perf.compact import Compact, compact
 from perf.figures import Figures
 from perf.files import FileError, read_json, to_json, write_bytes, write_text
 from perf.record import Campaign
 from perf.statements import DEFAULT_METRIC, METRICS, Record, Statement
-from perf.suite import SuiteError
+from perf.suite_file import SuiteError
 from perf.text import printable
 
 LOG = Path("docs/eagle-fast-verify.md")
@@ -358,7 +358,7 @@ def _answer(block: Block, records: Mapping[str, Record]) -> str:
 def _rig_minutes(name: str) -> str:
     """Of a shipped suite: where others lie is each user's own, and not the page's."""
     try:
-        costs = plan.costs(suite.load(suite.find(name, suite.SHIPPED)))
+        costs = plan.costs(suite_file.load(suite_file.find(name, suite_file.SHIPPED)))
     except SuiteError as error:
         raise _QueryError(f"no shipped suite {printable(name, 80)!r}: {error}") from error
     headers = ("variant", "output tokens of a launch", "rig-minutes of a launch, from expected tok/s")

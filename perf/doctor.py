@@ -25,7 +25,7 @@ import psutil
 from packaging.requirements import Requirement
 from scipy import special
 
-from perf import leftovers, load, plan, ports, rig_lock, suite
+from perf import leftovers, load, plan, ports, rig_lock, suite_file
 from perf.capacity import DOCTOR_STREAMS, FIRST_RATE, LAST_RATE, ROOM, Capacity
 from perf.files import FileError
 from perf.measure import Bench, Show, build, shared_code, spec
@@ -447,7 +447,7 @@ def _margin(alone: Suite, case: Case, margin: float, samples: tuple[LaunchSample
 
 def steady_case() -> tuple[Suite, Case]:
     """A case whose server is of constant speed: what varies is this machine, and the client on it."""
-    rehearsal = suite.load(suite.find("rehearsal", suite.SHIPPED))
+    rehearsal = suite_file.load(suite_file.find("rehearsal", suite_file.SHIPPED))
     calm = tuple(replace(each, command=(*each.command, "--launch-cv", "0")) for each in rehearsal.variants)
     workload = replace(rehearsal.workload, requests_per_level=4 * STEADY_LEVEL, warmup_requests=STEADY_LEVEL)
     chosen = replace(rehearsal, name="doctor", workload=workload, variants=calm, expectations=())

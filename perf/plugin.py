@@ -16,7 +16,7 @@ from typing import TypeVar
 
 import pytest
 
-from perf import report, suite
+from perf import report, suite_file
 from perf.carrier import (
     commit_info,
     pytest_benchmark_compare_machine_info,  # noqa: F401 - hooks, which pytest finds here
@@ -28,7 +28,8 @@ from perf.gate import Word
 from perf.measure import Show
 from perf.redaction import Secrets
 from perf.session import CannotMeasureError, Judged, Session, Settings
-from perf.suite import Case, Crossover, Relation, SameOutput, Suite, SuiteError
+from perf.suite import Case, Crossover, Relation, SameOutput, Suite
+from perf.suite_file import SuiteError
 from perf.text import MIN_MARGIN, parse_margin, printable, share
 from perf.verdict import CaseVerdict
 
@@ -194,12 +195,12 @@ def _perf_items(config: pytest.Config, asked: Sequence[str]) -> Iterator[PerfIte
     seen: dict[str, Path] = {}
     known: set[Path] = set()
     for name in asked or config.getini("perf_suite"):
-        path = suite.find(name, base)
+        path = suite_file.find(name, base)
         if path.resolve() in known:
             continue  # given twice
         known.add(path.resolve())
         try:
-            loaded = suite.load(path)
+            loaded = suite_file.load(path)
         except SuiteError as error:
             yield PerfItem(None, None, str(error))
             continue

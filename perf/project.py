@@ -4,16 +4,17 @@ from pathlib import Path
 
 from iniconfig import IniConfig, ParseError
 
-from perf import suite
-from perf.suite import Suite, SuiteError
+from perf import suite_file
+from perf.suite import Suite
+from perf.suite_file import SuiteError
 
 INI = "pytest.ini"
 
 
 def suites(names: list[str] | None, folder: Path) -> tuple[Suite, ...]:
     """Suites by path or name from `folder`; without names those of its pytest.ini. Raises SuiteError."""
-    paths = dict.fromkeys(suite.find(name, folder).resolve() for name in names or _named(folder / INI))
-    loaded = tuple(map(suite.load, paths))
+    paths = dict.fromkeys(suite_file.find(name, folder).resolve() for name in names or _named(folder / INI))
+    loaded = tuple(map(suite_file.load, paths))
     for each in loaded:
         if other := next((one for one in loaded if one.name == each.name and one is not each), None):
             raise SuiteError(f"{other.source}: suite.name: {each.name!r} is also the name of {each.source}")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 
-from perf import record, suite
+from perf import record, suite_file
 from perf.__main__ import EXIT_BY_WORD
 from perf.gate import Word, worst
 from perf.suite import Suite
@@ -210,7 +210,7 @@ class Clone:
 
     def suites(self) -> tuple[Suite, ...]:
         """The shipped ones."""
-        return tuple(suite.load(path) for path in sorted((self.folder / "perf" / "suites").glob("*.toml")))
+        return tuple(suite_file.load(path) for path in sorted((self.folder / "perf" / "suites").glob("*.toml")))
 
     def save(self, file: SavedFile) -> None:
         """As a reader would; where the server is not the emulator, a stand-in for it."""
@@ -229,7 +229,7 @@ class Clone:
         assert ran.code == 0, f"{text}\n{ran.screen}"
 
     def _emulate(self, path: Path) -> None:
-        path.write_text(stand_in(suite.load(path)))
+        path.write_text(stand_in(suite_file.load(path)))
 
     def _with_our_campaigns(self, text: str) -> str:
         named = list(dict.fromkeys(re.findall(r"\b\d{8}-\d{6}\b", text)))

@@ -16,7 +16,7 @@ import httpx2
 import psutil
 from junitparser import JUnitXml, Properties, TestCase
 
-from perf import measure, record, suite
+from perf import measure, record, suite_file
 from perf.capacity import Capacity
 from perf.load import Limits
 from perf.record import Arm, Campaign, LaunchRecord, Order
@@ -243,7 +243,7 @@ class Launches:
     def __init__(self, desk: Desk, path: Path, *, prefix: str = "") -> None:
         self.said: list[str] = []
         self.bench = measure.Bench(
-            suite=suite.load(path),
+            suite=suite_file.load(path),
             folder=desk.folder / "campaign",
             prefix=prefix,
             base_url=None,

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from perf import capacity, health, measure, suite
+from perf import capacity, health, measure, suite_file
 from perf.capacity import Capacity, Proof
 from perf.load import Client, Limits, Progress, Target
 from perf.metrics import summarize
@@ -207,7 +207,7 @@ def test_a_server_is_not_started_on_gpus_that_others_have(tmp_path: Path, monkey
     monkeypatch.setattr(measure, "GPU_SETTLE_S", 1.0)
     looks = iter([(TAKEN,), (), *[(TAKEN,)] * 99])  # free at the second look, and later not at all
     bench = measure.Bench(
-        suite=suite.load(Desk(tmp_path).suite({"plain": PACED})),
+        suite=suite_file.load(Desk(tmp_path).suite({"plain": PACED})),
         folder=tmp_path,
         prefix="",
         base_url=None,

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from perf import plugin, suite
+from perf import plugin, suite_file
 from perf.__main__ import parser
 from perf.gate import Word
 from tests.emulated.documents import Clone, Command, SavedFile, mentioned, steps, unmarked, wrong
@@ -121,7 +121,7 @@ def test_the_first_suite_loads_with_the_readers_own_server_in_the_place_that_it_
     text = re.sub(r"^command = .*\n", "", text, flags=re.MULTILINE)
     text = re.sub(r'^# (command = |python = |\s+")', r"\1", text, flags=re.MULTILINE)
     text = re.sub(r'^rig = "emulated" .*in place of this line: +', "", text, flags=re.MULTILINE)
-    chosen = suite.parse(text, Path("mine.toml"))
+    chosen = suite_file.parse(text, Path("mine.toml"))
     assert (chosen.requires, chosen.emulated) == ("gpu", False)
     assert "sglang.launch_server" in chosen.variants[0].command
 

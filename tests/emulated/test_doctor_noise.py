@@ -10,7 +10,7 @@ from perf import doctor as looking
 from perf import validity
 from perf.doctor import Fitness
 from perf.rig import probe
-from perf.suite import load
+from perf.suite_file import load
 from tests.emulated.inner import PACED, Desk, alive_with
 
 

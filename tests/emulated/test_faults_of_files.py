@@ -20,7 +20,7 @@ from perf.capacity import Capacity, cache_file
 from perf.files import FileError
 from perf.history import History, nights
 from perf.measure import api_key
-from perf.suite import load
+from perf.suite_file import load
 from tests.emulated.inner import PACED, REPOSITORY, Desk
 from tests.unit.simulated import RIG, campaign, written
 from tests.unit.test_crossings import alone, rig, state

@@ -13,7 +13,7 @@ import httpx2
 import psutil
 import pytest
 
-from perf import leftovers, measure, rig_lock, suite
+from perf import leftovers, measure, rig_lock, suite_file
 from perf.capacity import Capacity
 from perf.files import MACHINE_FOLDER_ENV
 from perf.load import Limits
@@ -312,7 +312,7 @@ def test_memory_that_is_not_freed_is_told_with_what_it_is_of_before_a_launch_and
     )
     said: list[str] = []
     bench = measure.Bench(
-        suite=suite.load(Desk(tmp_path).suite({"plain": PACED})),
+        suite=suite_file.load(Desk(tmp_path).suite({"plain": PACED})),
         folder=tmp_path,
         prefix="",
         base_url=None,

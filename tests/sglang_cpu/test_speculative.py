@@ -12,7 +12,8 @@ from perf.gate import Word
 from perf.metrics import summarize
 from perf.record import Campaign
 from perf.same_output import SameOutputVerdict
-from perf.suite import Suite, Variant, load
+from perf.suite import Suite, Variant
+from perf.suite_file import load
 from perf.trace import Counters, Round
 from perf.verdict import CaseVerdict, RelationVerdict, Verdict, judge
 from tests.sglang_cpu.sessions import ROOT, ask, free_port, run, serving, session

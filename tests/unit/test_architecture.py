@@ -31,7 +31,8 @@ ALLOWED: dict[str, set[str]] = {
     "validity": {"nvml", "rig", "text", "trace"},
     "identity": {"redaction", "text", "validity"},
     "workload": set(),
-    "suite": {"text", "workload"},
+    "suite": {"workload"},
+    "suite_file": {"suite", "text", "workload"},
     "migration": {"crossover", "sample"},
     "compact": {
         "crossover",
@@ -163,8 +164,19 @@ ALLOWED: dict[str, set[str]] = {
     "trend": {"history", "record", "sample", "text"},
     # Verbs of `python -m perf`.
     "compare": {"files", "gate", "promotion", "record", "sample", "verdict"},
-    "coverage": {"baseline", "crossover", "files", "migration", "promotion", "rig", "sample", "suite", "text"},
-    "docs": {"blocks", "compact", "figures", "files", "plan", "record", "statements", "suite", "text"},
+    "coverage": {
+        "baseline",
+        "crossover",
+        "files",
+        "migration",
+        "promotion",
+        "rig",
+        "sample",
+        "suite",
+        "suite_file",
+        "text",
+    },
+    "docs": {"blocks", "compact", "figures", "files", "plan", "record", "statements", "suite_file", "text"},
     "doctor": {
         "capacity",
         "files",
@@ -183,12 +195,13 @@ ALLOWED: dict[str, set[str]] = {
         "sample",
         "simulation",
         "suite",
+        "suite_file",
         "text",
         "validity",
     },
     "export": {"text", "trace"},
     "plan": {"campaign", "interval", "sample", "suite", "text"},
-    "project": {"suite"},
+    "project": {"suite", "suite_file"},
     "prospect": {
         "campaign",
         "gate",
@@ -240,6 +253,7 @@ ALLOWED: dict[str, set[str]] = {
         "report",
         "session",
         "suite",
+        "suite_file",
         "text",
         "verdict",
     },
@@ -264,7 +278,7 @@ ALLOWED: dict[str, set[str]] = {
         "record",
         "report",
         "rig",
-        "suite",
+        "suite_file",
         "text",
         "trace_file",
         "trend",
@@ -302,6 +316,7 @@ PURE = {
     "statements",
     "stream",
     "suite",
+    "suite_file",
     "text",
     "trace",
     "trend",
@@ -312,8 +327,8 @@ PURE = {
 }
 IMPURE_IMPORTS = {"aiohttp", "asyncio", "httpx2", "openai", "os", "psutil", "pytest", "socket", "subprocess", "time"}
 
-#: Pure but for reading the prompt set and the suite file they are named for.
-MAY_READ_FILES = {"workload", "suite"}
+#: Pure but for reading the prompt set and the suite file they are named for; a suite names the path of its file.
+MAY_READ_FILES = {"workload", "suite", "suite_file"}
 
 
 def imports(module: str) -> set[str]:

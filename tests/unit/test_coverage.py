@@ -16,7 +16,8 @@ from perf.baseline import Store
 from perf.coverage import Coverage, contents, examine, stored_for
 from perf.files import FileError
 from perf.sample import StoredCase
-from perf.suite import SHIPPED, Suite, parse
+from perf.suite import Suite
+from perf.suite_file import SHIPPED, parse
 from tests.unit.simulated import RIG, stored
 from tests.unit.test_baseline import without_root
 

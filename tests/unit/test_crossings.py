@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from perf import coverage, report, suite
+from perf import coverage, report, suite_file
 from perf.baseline import Store
 from perf.campaign import FIRST_BASELINE_LAUNCHES
 from perf.compact import ADAPTER, compact
@@ -475,7 +475,7 @@ def test_coverage_knows_a_crossover_that_is_stored_one_that_is_not_and_one_of_no
     source = tmp_path / "sim.toml"
     rig_id = campaign(state()).rig.id
     source.write_text(SUITE + EXPECT)
-    asked = suite.load(source)
+    asked = suite_file.load(source)
     for variant in VARIANTS:
         cases = tuple(
             replace(stored(100.0, 101.0, level=level, variant=variant), workload_digest=asked.workload.digest(level))
@@ -492,7 +492,7 @@ def test_coverage_knows_a_crossover_that_is_stored_one_that_is_not_and_one_of_no
     assert (found.whole, found.orphans) == (True, ())
     assert "crossover-of-eagle3-and-baseline: eagle3 is faster up to" in coverage.text(found, date(2026, 3, 1))
     source.write_text(SUITE)
-    found = coverage.examine([suite.load(source)], store, rig_id, all_of_them=True)
+    found = coverage.examine([suite_file.load(source)], store, rig_id, all_of_them=True)
     assert [each.why for each in found.orphans] == ["suite sim has no such crossover"]
 
 

@@ -14,7 +14,7 @@ from perf.__main__ import main
 from perf.doctor import Finding, Fitness
 from perf.nvml import POWER_CAP, PcieLink
 from perf.rig import Gpu, GpuProcess, GpuState
-from perf.suite import load
+from perf.suite_file import load
 from tests.nvml.script import WORKING, Driver
 from tests.unit.simulated import RIG, stored
 

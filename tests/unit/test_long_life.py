@@ -34,7 +34,7 @@ from perf.files import MAX_JSON_BYTES, FileError
 from perf.record import Campaign, RoundRecord
 from perf.rig import Rig
 from perf.sample import StoredCase
-from perf.suite import SuiteError, parse
+from perf.suite_file import SuiteError, parse
 from tests.unit.simulated import (
     campaign,
     crossing,

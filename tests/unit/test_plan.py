@@ -15,7 +15,8 @@ from perf.__main__ import main
 from perf.baseline import Store
 from perf.plan import Forecast, forecast, interpolated
 from perf.sample import StoredCase
-from perf.suite import Suite, parse
+from perf.suite import Suite
+from perf.suite_file import parse
 from tests.unit.simulated import stored
 
 SOURCE = Path("sim.toml")

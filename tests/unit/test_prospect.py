@@ -16,7 +16,8 @@ from perf.plan import forecast
 from perf.prospect import Chance, LevelProspect, Prospect, Question, Unchanged, VariantProspect, prospect, question
 from perf.sample import StoredCase
 from perf.simulation import SimulatedRig, Truth
-from perf.suite import Suite, parse
+from perf.suite import Suite
+from perf.suite_file import parse
 from perf.trial import Trials, stored_noise
 from perf.verdict import judge
 

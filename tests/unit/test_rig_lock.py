@@ -15,7 +15,8 @@ from perf import rig_lock
 from perf.files import MACHINE_FOLDER_ENV, FileError, machine_folder
 from perf.rig import Gpu, Rig
 from perf.rig_lock import Need, RigLock, RigTakenError, needs
-from perf.suite import Suite, load
+from perf.suite import Suite
+from perf.suite_file import load
 from tests.unit.simulated import RIG
 
 ROOT = Path(__file__).parents[2]

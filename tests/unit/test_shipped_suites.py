@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from perf.measured import SIMULATED_ACCEPTANCE
-from perf.suite import Suite, Variant, load
+from perf.suite import Suite, Variant
+from perf.suite_file import load
 from tests.emulated.test_published_figures import FLAGS, PUBLISHED
 
 ROOT = Path(__file__).parents[2]

@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perf.suite import MAX_MISTAKES, MAX_SUITE_BYTES, Suite, SuiteError, Variant, load, parse
+from perf.suite import Suite, Variant
+from perf.suite_file import MAX_MISTAKES, MAX_SUITE_BYTES, SuiteError, load, parse
 from perf.workload import Message, Prompt
 
 ROOT = Path(__file__).parents[2]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from perf.suite import SuiteError, parse, reference
+from perf.suite_file import SuiteError, parse, reference
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT = (ROOT / "docs" / "suite-files.md").read_text(encoding="utf-8")
