@@ -502,12 +502,16 @@ class _Launch:
         deadline = time.monotonic() + (DEATH_SETTLE_S if suspected else 0.0)
         while (status := self.running.exit_status()) is None and time.monotonic() < deadline:
             time.sleep(DEATH_POLL_S)
-        if status is None:
+        if status is not None:
+            how = status.describe()
+        elif suspected and server_log.is_ending(self.running.log_tail(server.REASON_LINES)):
+            how = "it is about to end itself"
+        else:
             return None
         if why := self.running.why():
-            return f"{status.describe()}; its log says: {self.hidden.redact(why)}"
+            return f"{how}; its log says: {self.hidden.redact(why)}"
         last = self.hidden.redact(self.running.log_tail().strip().rpartition("\n")[2])
-        return f"{status.describe()}; its last line: {printable(last)}" if last else status.describe()
+        return f"{how}; its last line: {printable(last)}" if last else how
 
     def _log_end(self) -> tuple[int, int] | None:
         """Which file the log is, and how long; None without one."""

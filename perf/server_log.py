@@ -55,7 +55,10 @@ _FOLLOWED = re.compile(
     r"|[Cc]onnection (?:closed|reset) by peer|remote process exited|error messages above|[Ii]nitialization failed"
     r"|died during initialization|crashed with exit code|^terminate called |Broken pipe|recvValue failed"
 )
-_LAST = re.compile(r"sigquit from a child process|SIGQUIT received|died during initialization|Scheduler hit an")
+#: They end a server, though another part of it may still write that it serves.
+_LAST = re.compile(
+    r"sigquit from a child process|SIGQUIT received|died during initialization|Scheduler hit an|crashed with exit code"
+)
 #: After an error that ended a server it answers no more.
 _LIVES = re.compile(r"\b(?:Decode|Prefill) batch\b|\" 200 OK")
 
@@ -174,6 +177,14 @@ def reason(tail: str) -> str | None:
     ]
     causes = [line for line in said if not _FOLLOWED.search(_bare(line)) and not _LAST.search(line)]
     return next((printable(_bare(line)) for line in (*causes, *said)), None)
+
+
+def is_ending(tail: str) -> bool:
+    """Does SGLang say there that it ends itself, since a part of it died?
+
+    It waits for dumps before it does, for more than a minute, and answers nobody meanwhile.
+    """
+    return _LAST.search(tail) is not None
 
 
 def _raised(lines: list[str], start: int) -> str | None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perf.server_log import MAX_DISAGREEMENT, MIN_LINES, ServerLog, reason, remarks, summarize
+from perf.server_log import MAX_DISAGREEMENT, MIN_LINES, ServerLog, is_ending, reason, remarks, summarize
 
 CAPTURES = Path(__file__).parents[1] / "data" / "sglang"
 
@@ -213,6 +213,7 @@ TRACE = """Traceback (most recent call last):
 """
 MISMATCH = "RuntimeError: The size of tensor a (8) must match the size of tensor b (4) at non-singleton dimension 1"
 SIGQUIT = "[2026-02-01 02:00:00] Received sigquit from a child process. It usually means the child failed.\n"
+CRASHED = "[2026-02-01 02:00:00] Subprocess detokenizer (pid=7) crashed with exit code -9. Triggering SIGQUIT\n"
 HIT = f"[2026-02-01 02:00:00 TP0] Scheduler hit an exception: {TRACE}"
 PEER = "RuntimeError: [../third_party/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:4711\n"
 NOISE = """/usr/lib/python3.12/multiprocessing/resource_tracker.py:254: UserWarning: There appear to be 3 leaked
@@ -253,6 +254,10 @@ DEATHS = {
         'Fatal Python error: Segmentation fault\n\nCurrent thread 0x00007f (most recent first):\n  File "x.py"\n'
         "[2026-02-01 02:00:00] Subprocess scheduler_0 (pid=7) crashed with exit code -11. Cleaning up.\n",
         "Fatal Python error: Segmentation fault",
+    ),
+    "killed, and a scheduler still writes": (
+        f"{CRASHED}[2026-02-01 02:00:00] SIGQUIT received. signum=None, frame=None.\n{decode(8, 600).decode()}",
+        CRASHED.partition("] ")[2].strip(),
     ),
     "NCCL": (
         f"{HIT}torch.distributed.DistBackendError: NCCL error in: NCCLUtils.cpp:94, unhandled system error\n{SIGQUIT}",
@@ -305,6 +310,16 @@ def test_the_line_that_says_why_is_found_in_a_real_log(capture: str) -> None:
     found = reason((CAPTURES / f"{capture}.log").read_text())
     assert found is not None
     assert found.startswith(REAL[capture])
+
+
+@pytest.mark.parametrize("tail", [HIT, SIGQUIT, CRASHED, (CAPTURES / "scheduler_killed.log").read_text()])
+def test_a_server_that_lost_a_part_says_that_it_ends(tail: str) -> None:
+    assert is_ending(f"{decode(8, 600).decode()}{tail}{NOISE}")
+
+
+@pytest.mark.parametrize("tail", ["", NOISE, f"{TRACE}ValueError: of one request\n"])
+def test_a_server_that_had_an_error_does_not_say_that_it_ends(tail: str) -> None:
+    assert not is_ending(f"{decode(8, 600).decode()}{tail}")
 
 
 def test_an_error_after_which_it_still_served_did_not_end_it() -> None:
