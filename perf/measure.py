@@ -357,6 +357,10 @@ class _Launch:
                     if rounds[-1].reasons:
                         break  # the case is INVALID whatever follows
                 measured.append(Measurement(level=level, rounds=tuple(rounds), reasons=()))
+        has_numbers = any(each.summary for taken in measured for each in taken.rounds)
+        if has_numbers and (self.counters or Counters()).generated is None:
+            unchecked = "it counts no tokens at /metrics: the client's were not checked (--enable-metrics)"
+            self.notes = (*self.notes, unchecked)
         return tuple(measured)
 
     def outputs(self, askings: int) -> Outputs:

@@ -71,6 +71,15 @@ def test_a_server_that_does_not_tell_its_arguments_is_measured_with_a_note(tmp_p
     assert not any("identity" in note for note in Launches(desk, suite).run("candidate", 2, levels=(2,)).notes)
 
 
+@pytest.mark.parametrize("counts", [True, False])
+def test_a_server_that_counts_no_tokens_is_measured_with_a_note(tmp_path: Path, *, counts: bool) -> None:
+    desk = Desk(tmp_path)
+    suite = desk.suite({"served": tuple(part for part in PACED if counts or part != "--enable-metrics")})
+    launch = Launches(desk, suite).run("candidate", levels=(2,))
+    assert not launch.measurements[0].all_reasons
+    assert any("it counts no tokens at /metrics" in note for note in launch.notes) is not counts
+
+
 def test_an_adaptive_server_that_counts_no_verify_steps_is_invalid(tmp_path: Path) -> None:
     desk = Desk(tmp_path)
     said = {"speculative_algorithm": "EAGLE3", "speculative_adaptive": True}
