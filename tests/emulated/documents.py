@@ -14,7 +14,7 @@ from perf import record, suite_file
 from perf.__main__ import EXIT_BY_WORD
 from perf.gate import Word, worst
 from perf.suite import Suite
-from tests.emulated.inner import EMULATOR, REPOSITORY, Run, run
+from tests.emulated.inner import DISTURBED, EMULATOR, REPOSITORY, Run, run
 
 _FENCE = "```"
 #: A code span that has its line to itself is meant to be run; one within a sentence only names a command.
@@ -29,9 +29,6 @@ _BETWEEN_COMMANDS = ("&&", "||", ";", "|", "(")
 
 #: The suite's own tests stay behind: collecting them at every command takes longer than the measurement.
 _LEFT_BEHIND = re.compile(r"tests/(?:unit|emulated|sglang_cpu)/test_\w+\.py|baselines/.*")
-
-#: Rounds of a tenth of a second: a few milliseconds without a core are seen in them.
-_DISTURBED = re.compile(r"INVALID:? +(?:client was the bottleneck|host too busy)")
 
 #: Documents name no level above this one, and each level costs its time.
 _HIGHEST_LEVEL = 10
@@ -230,7 +227,7 @@ class Clone:
         here = f"cd {shlex.quote(str(self.folder))} && {self._with_our_campaigns(text)}"
         command, env = ["sh", "-c", here], {**_GIT, "GITHUB_STEP_SUMMARY": ""}
         ran = run(command, env=env)
-        return run(command, env=env) if _DISTURBED.search(ran.out) else ran
+        return run(command, env=env) if DISTURBED.search(ran.out) else ran
 
     def must(self, text: str) -> None:
         ran = self.run(text)

@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -34,6 +36,9 @@ POLL_S = 0.05
 EMULATOR = ("{python}", "-m", "perf.emulator", "--port", "{port}", "--enable-metrics", "--enable-cache-report")
 #: 20 ms a step, and requests of half a second: a busy machine's milliseconds are few among them.
 PACED = (*EMULATOR, "--step-ms", "1:20", "--prefill-ms", "20", "--prefill-token-ms", "0")
+
+#: In rounds of a second or less, some milliseconds in which a shared machine runs others are seen.
+DISTURBED = re.compile(r"INVALID:? +(?:client was the bottleneck|host too busy)")
 
 #: A server that knows nothing of SGLang: paced chunks in the OpenAI format, no /health, no /metrics, no flush.
 STRANGER = """
@@ -184,8 +189,16 @@ class Desk:
         return run(command, env=env, junit=junit)
 
     def measure(self, suite: Path, *arguments: str, env: Mapping[str, str] | None = None) -> Run:
-        """Measure a suite; only the items of suites are looked at, so that a start costs little."""
-        return self.pytest("-m", "perf", f"--perf-suite={suite}", "tests/perf", *arguments, env=env)
+        """Measure a suite; only the items of suites are looked at, so that a start costs little.
+
+        Once more, as if it had not been, where the machine had no core for the client just then.
+        """
+        command = ("-m", "perf", f"--perf-suite={suite}", "tests/perf", *arguments)
+        ran = self.pytest(*command, env=env)
+        if not DISTURBED.search(ran.out):
+            return ran
+        shutil.rmtree(self.folders()[-1])
+        return self.pytest(*command, env=env)
 
     def perf(self, verb: str, *arguments: str, store: bool = True) -> Run:
         """`python -m perf`, with this desk's campaigns and, unless told otherwise, its store."""

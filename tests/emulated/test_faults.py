@@ -528,7 +528,7 @@ def test_a_wall_clock_that_jumps_by_hours_changes_no_number(tmp_path: Path) -> N
     assert ran.words() == {"small/plain/c002": "NO_BASELINE"}, ran.screen
     assert desk.perf("check", store=False).code == 3
     events = [json.loads(line) for line in truth.read_text().splitlines()]
-    flushes = [event["time_s"] for event in events if event["event"] == "flush"][1:]  # the first is the launch's
+    flushes = [event["time_s"] for event in events if event["event"] == "flush"][-3:]  # before them the launch's
     taken = desk.campaign().suites[0].launches[0]
     assert 0 < (taken.start_s or 0) < taken.duration_s < 3600
     for flush_s, measured in zip(flushes, taken.measurements[0].rounds, strict=True):
