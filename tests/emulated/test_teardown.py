@@ -53,6 +53,16 @@ def supervisor_of(pytest_process: subprocess.Popen[str]) -> psutil.Process:
     return next(each for each in below if any("perf.supervisor" in word for word in each.cmdline()))
 
 
+def kill_with_supervisor(process: subprocess.Popen[str]) -> None:
+    """Kill a pytest and the supervisor of its server so that neither sees the other end."""
+    supervisor = supervisor_of(process)
+    supervisor.suspend()
+    process.send_signal(signal.SIGSTOP)
+    supervisor.kill()
+    process.kill()
+    process.wait()
+
+
 def test_who_outlives_pytest_and_supervisor_is_named_by_the_next_run_which_measures_when_they_are_gone(
     tmp_path: Path,
 ) -> None:
@@ -67,12 +77,7 @@ def test_who_outlives_pytest_and_supervisor_is_named_by_the_next_run_which_measu
                 survivors.append(int((tmp_path / name).read_text()))
             holder = f"pid {process.pid} of "
             assert any(who.startswith(holder) and str(desk.folders()[-1]) in who for who in rig_lock.holders())
-            supervisor = supervisor_of(process)
-            supervisor.suspend()  # so that neither sees the other end
-            process.send_signal(signal.SIGSTOP)
-            supervisor.kill()
-            process.kill()
-            process.wait()
+            kill_with_supervisor(process)
         assert all(map(psutil.pid_exists, survivors))
         assert rig_lock.holders() == ()  # they do not hold what their pytest held
 

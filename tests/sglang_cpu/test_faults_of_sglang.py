@@ -21,7 +21,7 @@ import pytest
 from perf import record
 from perf.server import STOP_GRACE_S
 from tests.emulated.inner import Desk, Run, started, wait_until
-from tests.emulated.test_teardown import supervisor_of
+from tests.emulated.test_teardown import kill_with_supervisor
 from tests.sglang_cpu.sessions import ROOT, ask, session
 
 PAGE = ROOT / "docs" / "faults.md"
@@ -248,12 +248,7 @@ class Runs:
         one = ("-m", "sglang_cpu", f"--perf-suite={path}", "tests/perf", "-k", "/good/")
 
         with mid_round(desk, path, "scripted") as process:
-            supervisor = supervisor_of(process)
-            supervisor.suspend()  # so that neither sees the other end
-            process.send_signal(signal.SIGSTOP)
-            supervisor.kill()
-            process.kill()
-            process.wait()
+            kill_with_supervisor(process)
             self.survivors = {each.pid: " ".join(each.cmdline()) for each in processes(folder)}
             self.refused = desk.pytest(*one)
             self.advice = f"kill -9 {' '.join(map(str, sorted(self.survivors)))}"
